@@ -32,17 +32,13 @@ MAPPED = {"MapRerank": map_rerank, "MapReduce": map_reduce}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
-    parser.add_argument(
-        "--model", default="smollm2", help="smollm2, a model folder, a GGUF file or a hub id"
-    )
-    parser.add_argument(
-        "-k", type=int, default=6, help="how many of a question's own contexts are retrieved"
-    )
+    parser.add_argument("--model", default="smollm2", help="smollm2, a folder, GGUF file or hub id")
+    parser.add_argument("-k", type=int, default=6, help="how many contexts are retrieved")
     parser.add_argument("--system", default="Answer in a few words.", help="text before the chunks")
     parser.add_argument("--questions", type=int, default=50, help="at most this many questions")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument(
-        "--plot", type=Path, default="evaluation.png", help="where to draw F1 over TTFT"
+        "--plot", type=Path, default="evaluation.png", help="a plot of F1 over TTFT"
     )
     options = parser.parse_args()
     # hides the notice that retrieval uses BM25 alone
@@ -58,10 +54,9 @@ def main() -> None:
                 hits = index.search(question.text, options.k)
                 # in their own order
                 found = sorted({int(hit.passage.document_id) for hit in hits}) or [0]
+                golds = question.golds
                 right = {
-                    n
-                    for n, text in enumerate(context.chunks)
-                    if any(g in text for g in question.golds)
+                    n for n, text in enumerate(context.chunks) if any(g in text for g in golds)
                 }
                 recalls += [bool(right & set(found))] if right else []
                 chunks = [engine.chunk(context.chunks[n]) for n in found]
@@ -69,7 +64,7 @@ def main() -> None:
                 for name in options.methods:
                     text, ttft_s = ask(engine, name, question.text, chunks)
                     scores[name].append(
-                        [*(best(metric, text, question.golds) for metric in METRICS), 1e3 * ttft_s]
+                        [*(best(metric, text, golds) for metric in METRICS), 1e3 * ttft_s]
                     )
     recall = statistics.fmean(recalls or [float("nan")])
     rows = []

@@ -75,7 +75,7 @@ def test_the_engines_methods_keep_their_parameters() -> None:
     def parameters(name: str) -> list[str]:
         return list(inspect.signature(getattr(ragkv.Engine, name)).parameters)[1:]
 
-    assert parameters("__init__") == ["model", "tokenizer", "config", "backend"]
+    assert parameters("__init__") == ["model", "tokenizer", "config", "backend", "store"]
     assert list(inspect.signature(ragkv.Engine.from_pretrained).parameters) == ["name", "config"]
     assert parameters("chunk") == ["content", "metadata"]
     for name in ("prefill", "answer", "stream"):

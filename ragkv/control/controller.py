@@ -3,9 +3,9 @@
 Holds the engine's profile, which is read when a request first leaves its ratio to the controller.
 Without a profile a request is served at r*, and its report says why. An error of the controller
 never fails a request. What requests took is compared with the profile's estimate, and corrects the
-speeds once it is clearly another. With a profile, a chunk that would load from shared storage
-slower than it is computed is computed, also when the caller gave the ratio: there the speed of the
-store's latest reads counts, not the speed when the profile was made.
+speeds once it is clearly another. With a profile, a chunk is computed if shared storage would load
+it slower, also when the caller gave the ratio. The speed of the latest reads counts there, and not
+the speed when the profile was made.
 """
 
 import os
@@ -43,18 +43,17 @@ from .estimators import Load, Selection, Shape, load_s, ttft_s
 from .method import Method
 from .profile import FILE_NAME, Profile, Subject, TierSpeed, load
 
-OUTCOMES = 8  # The median of the latest `OUTCOMES` requests corrects a speed.
-# A tier not read for `FORGET_S` has the profile's speed: else it would stay slow for ever.
+OUTCOMES = 8  # requests whose median corrects a speed
+# After so long without a read a tier has the profile's speed again. Otherwise a tier that was slow
+# once would never be read again.
 FORGET_S = 600.0
-COMPUTE = "compute"  # `COMPUTE` names the outcome of computing, beside those of tiers.
-
-
+COMPUTE = "compute"  # the key of computing among the outcomes of tiers
 SLOWER = "computing is quicker than loading the stored KV"  # why a chunk is not reused
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """How one prompt is computed."""
+    """The controller's decision for one prompt."""
 
     plan: Plan
     selector: Selector
@@ -128,7 +127,7 @@ class Controller:
                     )
                 self.apply_profile(load(self.directory, self.subject))
             except ProfileError as error:
-                # read once: whoever else may measure this store is not running
+                # Read once: no other process measures this store while it is open.
                 self._refusal = str(error)
         if self._profile is None:
             raise ProfileError(self._refusal)
@@ -206,7 +205,7 @@ class Controller:
         if took_s > 0.0 and expected_s > 0.0:
             forgotten = self._forgotten(name)
             self._seen_at[name] = time.monotonic()
-            # The first that is seen again counts for all: it is the one that was tried.
+            # The first tier that is seen again counts for all: it is the one that was tried.
             self._outcomes[name].extend([took_s / expected_s] * (OUTCOMES if forgotten else 1))
 
     def _forgotten(self, name: str) -> bool:
@@ -266,7 +265,7 @@ def _loads(plan: Plan) -> tuple[list[Span], list[Load]]:
 
 
 def _shape(plan: Plan, selector: Selector) -> Shape:
-    """How many tokens of a prompt are fused and computed, and when `selector` knows its tokens."""
+    """The token counts of a prompt, and when `selector` knows its tokens."""
     fused = len(plan.candidates)
     forced = plan.forced.numel()
     if not selector.uses_ratio:  # it selects none of the candidates, or all
@@ -283,7 +282,7 @@ def _when(selector: Selector) -> Selection:
 
 
 def _file_system(directory: str | Path | None) -> str:
-    """Which file system holds the entries, by its id and size; "" without a directory."""
+    """The file system of the entries, by its id and size; "" without a directory."""
     if directory is None:
         return ""
     found = os.statvfs(directory)

@@ -4,14 +4,13 @@
 1. Where loading is slow, recomputing more tokens costs no time. The controller raises the ratio
    until recompute takes as long as loading: `r = clamp(max(r*, r : T_recompute(r) = T_load), r*,
    1)`.
-2. An entry that loads slower than it is computed is computed.
-3. Where fusing is not faster than computing everything, everything is computed, which is exact
+2. An entry is computed if loading it is slower.
+3. If fusing is not faster than computing everything, everything is computed, which is exact
    (`estimators.pays`).
-4. Of memory and disk it names the cheapest whose loading is hidden by recompute, and entries are
-   kept there.
+4. Entries are kept in the cheaper of memory and disk whose loading is hidden by recompute.
 
-Pure functions: from a profile and numbers to a decision with its reasons. Equal prompts get equal
-ratios: a ratio is a step, and what is measured again later counts in steps (`Steady`).
+The functions are pure: they turn a profile and numbers into a decision with its reasons. Ratios and
+later measurements count in steps (`Steady`), so that equal prompts get equal ratios.
 """
 
 import math
@@ -35,16 +34,16 @@ from .estimators import (
 )
 from .profile import Profile
 
-# Above r* a ratio is a multiple of `RATIO_STEP`, so that small changes of times change no answer.
+# The grid of ratios above r*: without it a small change of a time would change an answer.
 RATIO_STEP = 0.05
-# Shared storage is no device to choose: other replicas read what is there.
+# Shared storage cannot be chosen, because other replicas read its entries.
 DEVICES = ("memory", "disk")
-# A measured speed counts in steps of the factor `STEP`, and changes when it is a whole step off.
+# The factor between two speeds that count: a measured speed must be a whole step off to change.
 STEP = 2**0.25
-# A prompt of such a length is what an entry's tier is chosen for.
+# An entry's tier is chosen for a prompt of this length.
 PROMPT_TOKENS = 1024
 QUESTION_TOKENS = 32
-# Times may exceed a bound by the share `SLACK`: sums in another order are rounded otherwise.
+# The share by which a time may exceed a bound: sums in another order are rounded differently.
 SLACK = 1e-6
 
 

@@ -4,7 +4,7 @@ section 5.1).
 Pure functions of a profile; times in seconds, lengths in tokens. T_recompute is the time one layer
 keeps the model busy while the next layers load: placing reused KV, and computing the selected
 tokens, the question and the cache misses. The paper's `r x Prefill` counts the selected tokens
-only, so it has less work to hide the loading behind.
+only, so less work hides the loading.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from ragkv.config import PricesConfig
 
 from .profile import Profile
 
-BYTES_PER_GB = 1e9  # `BYTES_PER_GB` is a gigabyte as storage is sold.
-MARGIN = 1.05  # Fusing pays if it is faster by the factor `MARGIN`,
-# after `UNPROFILED_S`, what a profile leaves out: finding entries and selecting.
+BYTES_PER_GB = 1e9  # as storage is sold
+MARGIN = 1.05  # Fusing must be faster by this factor. A smaller gain may be noise.
+# A profile leaves out the time to find entries and to select tokens.
 UNPROFILED_S = 8e-4
 
 
@@ -120,12 +120,12 @@ def recompute_ttft_s(profile: Profile, shape: Shape, loads: Sequence[Load]) -> f
 
 
 def is_fused_chunk(load: Load) -> bool:
-    """Whether it is an entry that may be computed instead, to which fusing is an approximation."""
+    """Whether the entry belongs to a fused chunk, which may be computed instead."""
     return load.fused and not load.fixed
 
 
 def pays(fused_s: float, recompute_s: float) -> bool:
-    """Whether fusing is faster by more than the margin and what a profile leaves out."""
+    """Whether fusing is faster by more than the margin and the unprofiled time."""
     return fused_s * MARGIN + UNPROFILED_S < recompute_s
 
 

@@ -7,13 +7,14 @@ import numpy as np
 
 from .profile import LengthFit, RecomputeFit, TierSpeed, TimedPoint
 
-# A bandwidth can be told from the latency if bytes take at least this share of a slice's time.
+# If bytes take a smaller share of a slice's time, bandwidth cannot be told from latency.
 LEAST_SHARE = 0.01
 
 
 def fit_length(times: Mapping[int, Sequence[float]]) -> LengthFit:
-    """Seconds over a length, of several times each. Squares make up half the longest at most, as
-    noise is in them.
+    """Seconds over a length, fitted to the medians of several times each.
+
+    Squares make up at most half of the longest time, because they follow noise.
     """
     medians = {length: statistics.median(several) for length, several in times.items()}
     columns = [[1.0, float(length), length + length**2 / max(medians)] for length in medians]
@@ -48,9 +49,9 @@ def fit_recompute(
 def fit_tier(times: Sequence[tuple[float, float]], in_place: bool = False) -> TierSpeed:
     """A tier's latency and speed; `times` are the bytes of a slice and the seconds that it takes.
 
-    The speed is 0 seconds a byte if slices are used `in_place`, because nothing reads their bytes,
-    and if the bytes are less than `LEAST_SHARE` of the largest slice's time: then the fit's slope
-    is noise or a rounding error.
+    The speed is 0 seconds a byte if slices are used `in_place`, because nothing reads their bytes.
+    It is also 0 if the bytes take less than `LEAST_SHARE` of the largest slice's time, because the
+    fit's slope is then noise or a rounding error.
     """
     seconds = [took for _, took in times]
     latency_s, per_byte_s = _fit([[1.0, size] for size, _ in times], seconds)

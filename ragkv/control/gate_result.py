@@ -1,9 +1,9 @@
 """The quality gate's result: the fastest setting that stays close to full recompute, and how it was
 found.
 
-`ragkv gate --apply` saves it next to the store, under the engine's identity (weights, RoPE, dtype,
-prefix, ...) and the settings that it stands in for, so another model never reads it, and an engine
-whose settings name another selector or ratio keeps its own.
+`ragkv gate --apply` saves it next to the store, under the engine's identity and the settings that
+it replaces. So another model never reads it, and an engine whose settings name another selector or
+ratio keeps its own.
 """
 
 import hashlib
@@ -25,9 +25,9 @@ FILE_NAME = "gate.json"
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """How far a fused prompt may be from a full prefill, on average over the next tokens."""
+    """The distance from a full prefill that a fused prompt may have, as a mean over tokens."""
 
-    # share of equal predictions, among tokens of which the full prefill is sure
+    # the share of equal predictions, of the tokens of which full prefill is sure
     agreement: float = 0.98
     kl: float = 0.05  # nats per token, full prefill against fused
 
@@ -37,7 +37,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One setting and what was measured of it, over prompts."""
+    """One setting with its measurements over prompts."""
 
     selector: str
     ratio: float

@@ -9,9 +9,9 @@ from ragkv.fusion import Selector
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """The wishes of one request, before its prompt is known."""
+    """How one request wants its prompt computed, before the prompt is known."""
 
-    # recompute ratio in [0, 1]; if the controller chooses it, the least it may choose: r*
+    # recompute ratio in [0, 1]; r*, the least choice, if the controller chooses
     ratio: float
     selector: Selector
     reuse: ReuseMode
@@ -25,10 +25,10 @@ class Method:
 
     @property
     def inexact_use(self) -> str:
-        """What history that is not exact is used for.
+        """What becomes of history that is not exact.
 
-        As `inexact_history` says, but only where chunks are fused, too: everything else always
-        equals a full prefill.
+        `inexact_history` counts only where chunks are fused. All other requests equal a full
+        prefill, so such history is recomputed.
         """
         is_full = self.ratio == 1.0 or self.selector.name == "all"
         return self.inexact_history if self.reuse == "fused" and not is_full else "recompute"

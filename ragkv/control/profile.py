@@ -25,13 +25,13 @@ log = logging.getLogger(__name__)
 
 FILE_NAME = "profile.json"
 VERSION = 3
-# `MOST_TOKENS` is the answer where a prefill's time does not depend on its length.
+# the bound where a prefill's time does not depend on its length
 MOST_TOKENS = 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What was measured and where. The digests are those of an entry's `Identity`."""
+    """The model and the machine that were measured. Digests are those of an entry's `Identity`."""
 
     weights: str
     architecture: str

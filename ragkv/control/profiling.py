@@ -45,23 +45,23 @@ from .profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
 
 log = logging.getLogger(__name__)
 
-QUIET_S = 3.0  # An engine measures by itself after `QUIET_S` without a request.
+QUIET_S = 3.0  # without a request, before an engine measures by itself
 
-LENGTHS = (128, 384, 768, 1536)  # Prompts of so many tokens S are timed.
+LENGTHS = (128, 384, 768, 1536)  # tokens S of the prompts that are timed
 QUICK_LENGTHS = (128, 384, 768)
-# A quick profile times no prompt beyond one that took `LONG_S`, because requests wait for it.
+# A quick profile ends with the first prompt that takes so long, because requests wait for it.
 LONG_S = 1.0
 RATIOS = (0.0, 0.1, 0.3, 0.7)
 CHUNK_TOKENS = 128
 QUESTION_TOKENS = 32
-SLICE_TOKENS = (64, 128, 256, 512)  # Entries of so many tokens are read from a tier.
+SLICE_TOKENS = (64, 128, 256, 512)  # tokens of the entries that are read from a tier
 TIER_ENTRIES = 4
 ROUNDS = 5
 QUICK_ROUNDS = 2
 # Reads are short, so they have more rounds.
 TIER_ROUNDS = 9
 QUICK_TIER_ROUNDS = 3
-BUDGET_S = 90.0  # No further round starts after this time.
+BUDGET_S = 90.0  # no round starts later
 COPY_BYTES = 64 * 2**20
 
 
@@ -245,7 +245,7 @@ class _Measuring:
         """One pass: its rows R in each layer, its seconds without waiting for slices, and those of
         placing.
 
-        Placing is timed on a CPU alone, else it is 0: a GPU does it asynchronously.
+        Placing is timed on a CPU only and is 0 on a GPU, which does it asynchronously.
         """
         adapter = self._adapter
         with (

@@ -1,10 +1,10 @@
 """Fusing: the KV of one prompt from many entries, layer by layer (CacheBlend sections 4.2, 4.3, 5.1).
 
-For each layer the stored slices are read, their keys rotated to their positions, and both placed in
-the prompt's KV. Then the layer runs over the rows that are computed, whose fresh KV overwrites the
-stored KV. A checking selector narrows the rows down between two layers. An asking selector needs two
-passes: the first places everything and measures the question's attention, the second recomputes
-what was chosen and loads nothing.
+For each layer the stored slices are read, their keys are rotated to their positions, and keys and
+values are placed in the prompt's KV. Then the layer runs over the computed rows, whose fresh KV
+overwrites the stored KV. A checking selector narrows the rows down between two layers. An asking
+selector needs two passes: the first places everything and measures the question's attention, the
+second recomputes what was chosen and loads nothing.
 
 `fuse` runs no layer itself. It yields the rows of each layer and is sent what the layer makes of
 them, so that the rows of several prompts can go through the weights together (`passes.py`). It
@@ -28,7 +28,7 @@ from .selectors import AskingSelector, CheckingSelector, Selector, StaticSelecto
 
 @dataclass(frozen=True, slots=True)
 class LayerRows:
-    """What a prompt gives one layer."""
+    """The rows of one prompt in one layer."""
 
     layer: int
     part: KVRows  # its R rows, and the KV they are written to and attend over
@@ -37,7 +37,7 @@ class LayerRows:
     sin: torch.Tensor
 
     def last_row(self) -> "LayerRows":
-        """The same with the last row alone."""
+        """The same with only the last row."""
         return LayerRows(
             self.layer,
             self.part.last_row(),
@@ -62,7 +62,7 @@ Fusing = Generator[LayerRows, torch.Tensor, Fused]  # yields rows, is sent hidde
 
 
 class RowChoice:
-    """Which candidates a prompt recomputes, as its selector says: before, while or after loading."""
+    """The candidates that a prompt recomputes, chosen before, during or after loading."""
 
     def __init__(self, plan: Plan, selector: Selector, ratio: float, seed: int) -> None:
         count = len(plan.candidates)
@@ -76,7 +76,7 @@ class RowChoice:
             self.first = selector.select(plan.candidates, ratio, seed)
         else:
             self.first = torch.arange(count if self.checks else 0)
-        # only what keeps a token that is not computed must be read
+        # A span that is computed as a whole need not be read.
         self.loaded = plan.loaded if self.checks else _not_recomputed(plan, self.first)
         forced = plan.forced.numel()
         self.rows = forced + max(self.wanted, self.first.numel())  # at most, in a layer
@@ -90,7 +90,7 @@ def fuse(
     allocate: Callable[[], PromptKV],
     record: Recording | None = None,
 ) -> Fusing:
-    """Yields the rows of each layer in turn, and is sent what the layer makes of them.
+    """Yield the rows of each layer in turn; the caller sends what the layer makes of them.
 
     `allocate` makes KV with room for the prompt and its answer. `record` collects the raw KV of its
     range, placed or computed. Raises `EntryDamagedError`.
@@ -123,7 +123,7 @@ def fuse(
         asked = running.row_layers
         attention = watch.received()[choice.candidates.positions]  # (N,)
         chosen = choice.asks.select(choice.candidates, attention, choice.ratio)
-        # what stands before the first candidate saw nothing that this pass changes
+        # Rows before the first candidate saw nothing that this pass changes.
         forced = plan.forced[plan.leading_rows :]
         running = _Running(
             adapter, kv, tables, record, plan.token_ids, forced, choice.candidates, chosen
@@ -168,7 +168,7 @@ class _Running:
     def through(
         self, layer: int, watch: Watch | None = None
     ) -> Generator[LayerRows, torch.Tensor, None]:
-        """Yield the rows for `layer`; they go on with what is sent.
+        """Yield the rows for `layer`, and continue with the hidden states that are sent.
 
         The later half of the layers adds to `watch`.
         """
@@ -180,7 +180,7 @@ class _Running:
         self.row_layers += len(self.rows)
 
     def keep(self, kept: torch.Tensor) -> None:
-        """Go on with the chosen candidates at the places `kept` (C,) among them."""
+        """Continue with the chosen candidates of index `kept` (C,)."""
         before = self.rows.positions
         self._set(self.chosen[kept])
         self.hidden = self.hidden[:, torch.searchsorted(before, self.rows.positions)]

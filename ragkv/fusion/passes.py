@@ -1,8 +1,8 @@
-"""Passes over a model's layers: one prompt alone, or several whose rows share the weights.
+"""Passes over a model's layers, of one prompt or of several whose rows share the weights.
 
-Each prompt's `fuse` yields the rows of its next layer. A pass collects them, runs the layer once
-over all of them (only attention runs prompt by prompt), and sends every prompt what the layer made
-of its rows (CacheBlend figure 15c).
+Each prompt's `fuse` yields the rows of its next layer. A pass collects them and runs the layer once
+over all of them; only attention runs prompt by prompt. Then it sends every prompt what the layer
+made of its rows (CacheBlend figure 15c).
 """
 
 import logging
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What a pass made of one prompt, and where its time went."""
+    """The result of a pass for one prompt, and its times."""
 
     fused: Fused
     logits: torch.Tensor  # (V,) float32, of the last position
@@ -35,7 +35,7 @@ class Passed:
     others_s: float  # spent on decoding steps of other requests, between layers
     load_s: float  # waiting for slices
     read_s: float  # reading them, one after another at the threads' joint bandwidth
-    read_bytes: int  # by these threads; what lies in memory is not read
+    read_bytes: int  # by these threads; slices in memory are not read
     bytes_by_tier: Mapping[str, int]
     prompts: int  # computed in the pass, this one included
 
@@ -52,12 +52,12 @@ class PromptPass:
         self.ended: Passed | Exception | None = None
 
     def result(self) -> Passed | None:
-        """What the pass made of it; `None` if a pass over several prompts failed as a whole.
+        """The prompt's result; `None` if a pass over several prompts failed as a whole.
 
         Raises what ended it: `EntryDamagedError`, or what `check` raised.
         """
         ended = self.ended
-        self.ended = None  # or the error and the frames in it would hold each other, and the KV
+        self.ended = None  # Otherwise the error and its frames would keep each other and the KV.
         try:
             if isinstance(ended, Exception):
                 raise ended
@@ -119,7 +119,7 @@ class Fusor:
     def learn(self, passed: Passed) -> None:
         """Let the next read-ahead follow what this pass took."""
         self.speeds.add_read(passed.read_bytes, passed.read_s)
-        if passed.prompts == 1:  # else the time is that of all
+        if passed.prompts == 1:  # The time of a joint pass is that of all its prompts.
             computing_s = passed.pass_s - passed.others_s - passed.load_s
             self.speeds.add_compute(passed.fused.row_layers, computing_s)
 
@@ -194,7 +194,7 @@ class _Pass:
         self._rows.pop(prompt, None)
         try:
             prompt.check()
-            # None begins it
+            # sending None starts the generator
             self._rows[prompt] = prompt.fusing.send(hidden)  # type: ignore[arg-type]
         except StopIteration as end:
             self._fused[prompt] = end.value
@@ -215,7 +215,7 @@ class _Pass:
         return torch.split(hidden, [len(rows.part.rows) for rows in prompts], 1)
 
     def _joined(self, prompts: Sequence[LayerRows]) -> tuple[torch.Tensor, Rows, LayerPass]:
-        """What a layer is given of all prompts: their rows, one prompt after another."""
+        """The layer's input: the rows of all prompts, one prompt after another."""
         hidden = torch.cat([rows.hidden for rows in prompts], dim=1)
         cos = torch.cat([rows.cos for rows in prompts], dim=1)
         sin = torch.cat([rows.sin for rows in prompts], dim=1)
@@ -225,7 +225,7 @@ class _Pass:
         return hidden, positions, step
 
     def _pause_within(self) -> None:
-        if len(self._rows) == 1:  # within a layer of several none may leave
+        if len(self._rows) == 1:  # No prompt may leave within a layer of several.
             next(iter(self._rows)).check()
         self._let_others_compute()
 

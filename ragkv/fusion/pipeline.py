@@ -25,14 +25,14 @@ from ragkv.errors import EntryDamagedError
 from ragkv.runtime import Closing, openmp
 from ragkv.store import EntryInfo, Lease
 
-MOST_BYTES = 256 * 1024**2  # `MOST_BYTES` bounds one request's read buffers, whatever was measured.
-UNMEASURED = 2  # `UNMEASURED` is how many layers are read ahead before anything was measured.
-WEIGHT = 0.3  # `WEIGHT` is the share of the latest measurement in a running mean.
+MOST_BYTES = 256 * 1024**2  # of one request's read buffers, whatever was measured
+UNMEASURED = 2  # layers read ahead before the first measurement
+WEIGHT = 0.3  # of the latest measurement in a running mean
 REUSABLE_BUFFERS = 2
-# A buffer of at most `REUSABLE_BYTES` is kept for reuse; larger ones are given back.
+# Larger buffers are given back, so that one long prompt does not hold memory for ever.
 REUSABLE_BYTES = 64 * 1024**2
 
-# In bytes: the slice of each lease begins at a multiple of it, so that it can have any dtype.
+# Each slice begins at a multiple of these bytes, so that it can have any dtype.
 _ALIGNMENT = 64
 
 _Slices = dict[int, torch.Tensor]  # by index of the lease: the slice (2, G, T, D) of one layer

@@ -1,7 +1,7 @@
 """The plan of a prompt: which tokens are reused exactly, which are fused, which are computed.
 
 A plan is made before anything is loaded and never changes. Exact is every span whose stored KV was
-made behind the same tokens and under the same RoPE frequencies. Always computed are the question,
+made after the same tokens and under the same RoPE frequencies. Always computed are the question,
 the template, text between chunks, chunks without an entry, and the last token, because its logits
 are needed.
 """
@@ -14,7 +14,7 @@ import torch
 
 from ragkv.store import Lease
 
-# A longer question, such as a conversation sent as one, asks with its last rows alone.
+# A longer question, such as a whole conversation, asks with its last rows only.
 MOST_ASKING_ROWS = 64
 
 
@@ -24,7 +24,7 @@ class SpanKind(Enum):
     PREFIX = "prefix"
     HISTORY = "history"
     CHUNK = "chunk"
-    TEXT = "template"  # between and behind chunks, such as a separator: always computed
+    TEXT = "template"  # between and after chunks, such as a separator: always computed
     QUESTION = "question"
 
 
@@ -129,20 +129,20 @@ class Plan:
 
     @property
     def question_rows(self) -> int:
-        """How many rows are computed behind all others: the question and the template's tail."""
+        """The number of rows after all others: the question and the template's tail."""
         length = self.token_ids.numel()
         count = self.forced.numel()
         return int((self.forced == torch.arange(length - count, length)).sum())
 
     @property
     def unasked_rows(self) -> int:
-        """How many of the question's first rows are left out when it asks."""
+        """The number of the question's first rows that are left out when it asks."""
         return max(0, self.question_rows - MOST_ASKING_ROWS)
 
     def asking(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids and forced positions of the pass in which the question asks.
 
-        The end of a long question stands at the place of its beginning.
+        The end of a long question takes the positions of its beginning.
         """
         start = self.token_ids.numel() - self.question_rows
         left_out = self.unasked_rows
@@ -151,5 +151,5 @@ class Plan:
 
     @property
     def leading_rows(self) -> int:
-        """How many forced rows stand before the first candidate: no pass changes what they see."""
+        """The number of forced rows before the first candidate: no pass changes what they see."""
         return int(torch.searchsorted(self.forced, self.candidates.positions[:1]).sum())

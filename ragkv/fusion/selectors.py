@@ -5,10 +5,10 @@ There are three kinds, which differ in when they know their tokens:
 
 - A `StaticSelector` knows them before anything is loaded. They are recomputed from layer 0 on; keys
   and values of layer 0 do not depend on context, so nothing is approximate there.
-- A `CheckingSelector` lets every candidate pass layer 0 and then narrows them down by KV deviation,
-  which is `sqrt(sum dK^2 + sum dV^2)` of fresh against stored KV, K before RoPE, in float32
-  (CacheBlend section 4.3). It only decides how many tokens remain in each layer; the fusor keeps
-  those with the highest deviation.
+- A `CheckingSelector` lets every candidate pass layer 0 and then narrows them down by KV deviation
+  (CacheBlend section 4.3). Deviation is `sqrt(sum dK^2 + sum dV^2)` of fresh against stored KV,
+  with K before RoPE, in float32. The selector only decides how many tokens remain in each layer.
+  The fusor keeps those with the highest deviation.
 - An `AskingSelector` (ours, docs/selection.md) gets the question's attention from a first pass of
   the computed rows over all reused KV. From then on it works like a static one.
 """
@@ -33,9 +33,9 @@ def with_floor(ratio: float, count: int, floor_tokens: int) -> float:
     """The ratio that recomputes at least `floor_tokens` of N = `count` candidates, or all of fewer;
     0 stays 0.
 
-    A ratio is a share, and of a prompt of short chunks a share is a token or two: less than one
-    reference to another chunk needs. So few more rows cost next to nothing, because the weights are
-    read in any case.
+    In a prompt of short chunks a ratio is a token or two, which is less than one reference to
+    another chunk needs. A few more rows cost next to nothing, because the weights are read in any
+    case.
     """
     if ratio <= 0.0 or budget(ratio, count) >= min(floor_tokens, count):
         return ratio

@@ -63,27 +63,27 @@ class ActiveAnswer:
         self._text = TextStream(tokenizer, request.stop, as_written=request.raw)
         self._logprobs: list[TokenLogprob] = []
         self._first_token_s = 0.0
-        self.drafts = Drafts((), 0)  # of another server's answer none are known
+        self.drafts = Drafts((), 0)  # another server's answer has none
         self.tokens: list[int] = []
         self.reason: str | None = None  # why it ended: "stop" or "length"; None: it goes on
 
     @property
     def ended(self) -> bool:
-        """Whether it is complete."""
+        """Whether the answer is complete."""
         return self.reason is not None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What its report says about this answer."""
+        """Sentences for the report of this answer."""
         return self._request.sampling.notes
 
     def end(self) -> None:
-        """Its next token is an end token, which is not part of it."""
+        """End the answer: its next token is an end token, which is not part of it."""
         self._note_token()
         self.reason = "stop"
 
     def add(self, token: int, logprob: TokenLogprob | None = None) -> TokenEvent:
-        """Its next token."""
+        """Add the next token; returns its event."""
         self._note_token()
         self.tokens.append(token)
         if logprob is not None:
@@ -96,10 +96,10 @@ class ActiveAnswer:
         return event
 
     def finish(self) -> Iterator[TokenEvent | Answer]:
-        """The text that was held back, and the whole answer."""
+        """Yield the text that was held back, then the whole answer."""
         if rest := self._text.finish():
             yield TokenEvent(rest, self.tokens[-1])
-        self._note_token()  # unless one had come
+        self._note_token()  # an answer may have no token
         served = self._served
         assert self.reason is not None
         decode_s = self._request.elapsed_s() - self._first_token_s
@@ -144,11 +144,11 @@ class OwnModel:
         self._most_drafts = most_drafts
 
     def check(self, request: Request) -> None:
-        """Whatever the intake lets through is served."""
+        """Accept every request: the intake has checked it."""
 
     @contextmanager
     def serve(self, task: Task) -> Iterator[Serving]:
-        """Fuse and compute the prompt; then decode."""
+        """Fuse and compute the prompt, then decode."""
         tokens = len(task.prompt.token_ids)
         with self._scheduler.admitted(self._lookup.hint(task), task.work, tokens):
             prefill = self._prefiller.prefill(task)
@@ -181,7 +181,7 @@ class OwnModel:
                     if is_right := not answer.ended and answer.tokens[-1] == draft:
                         accepted += 1
                     else:
-                        # before anybody sees the token: its KV is not there yet
+                        # before the consumer gets the token, whose KV is not computed yet
                         slot.keep(len(tried), accepted)
                     if event is not None:
                         yield event
@@ -234,7 +234,7 @@ class _SampledAnswer(ActiveAnswer):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Also a note on an answer that was cut before it had its form."""
+        """The notes, with one on an answer that was cut before it had its form."""
         if self._constraint is None or self._constraint.complete:
             return super().notes
         what = (

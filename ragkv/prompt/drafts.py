@@ -2,45 +2,45 @@
 there may follow here.
 
 A decoding step of a few rows takes hardly longer than one of a single row, because both read all
-weights. So the tokens behind an earlier place with the same last tokens are verified in one step:
-each is kept that the model would have chosen anyway. The answer is the same with and without
+weights. So the tokens after an earlier place with the same last tokens are verified in one step.
+Those are kept that the model would have chosen anyway. The answer is the same with and without
 drafts, greedy or sampled.
 """
 
 from collections.abc import Sequence
 
-# So many of the last tokens must be found again; more are tried first.
+# the number of last tokens that must occur earlier; the longer match is tried first
 LONGEST_MATCH = 3
 SHORTEST_MATCH = 2
-# The first step has so many drafts. All accepted: twice as many next time; else as many as were.
+# The number doubles if all were accepted, and falls to the accepted ones if not.
 FIRST_DRAFTS = 3
 # Drafts that turn out wrong may cost an answer this share of its time without drafts.
 MOST_LOST = 0.03
-# So many tokens count as decoded before an answer: else it could lose nothing at its beginning.
+# tokens that count as decoded before an answer, so that its first drafts may be wrong
 GRANTED = 36
 
 
 class Drafts:
-    """What may follow in one answer, found in its prompt and in what it has so far."""
+    """Proposes the next tokens of one answer, from its prompt and its tokens so far."""
 
     def __init__(self, prompt_ids: Sequence[int], most: int) -> None:
         """A step has at most `most` drafts; 0 turns them off."""
         self._ids = list(prompt_ids)
         self._begin = len(prompt_ids) - GRANTED
-        # the last place behind each run of tokens, but for the very end
+        # the last place after each run of tokens, except the very end
         self._ends: dict[tuple[int, ...], int] = {}
-        # `_ends` has the runs before so many ids: none before the first token is out
+        # the number of ids whose runs are in `_ends`; 0 before the first token
         self._indexed = 0
         self._most = most
         self._length = FIRST_DRAFTS
         self._plain_s = 0.0  # of a step without drafts; 0 before the first one
-        self._lost_s = 0.0  # by all steps with drafts
+        self._lost_s = 0.0  # by all steps with drafts together
         # by the next one if its drafts are wrong: the least that one took longer than `_plain_s`
         self._risk_s = 0.0
         self.proposed = self.accepted = 0
 
     def add(self, token: int) -> None:
-        """The next token of the answer."""
+        """Add the next token of the answer."""
         self._ids.append(token)
 
     def propose(self, room: int) -> tuple[int, ...]:
@@ -61,12 +61,12 @@ class Drafts:
         return ()
 
     def verified(self, drafted: int, accepted: int, seconds: float) -> None:
-        """A step with so many drafts took so long, and `accepted` of them were right."""
+        """Learn from a step: its number of drafts, how many were right, and its time."""
         if not drafted:  # the first token comes without a step, in no time
             self._plain_s = 0.8 * self._plain_s + 0.2 * seconds if self._plain_s else seconds
             return
         self._length = 2 * drafted if accepted == drafted else max(SHORTEST_MATCH, accepted)
-        # beyond that it was disturbed
+        # a longer step was disturbed by other work
         longer_s = min(seconds - self._plain_s, drafted * self._plain_s)
         self._risk_s = min(self._risk_s, longer_s) if self.proposed else longer_s
         self._lost_s += longer_s - accepted * self._plain_s

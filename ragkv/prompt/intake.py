@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from .constraints.grammar import Grammar
 
-# An answer has at most `MAX_NEW_TOKENS` tokens where the caller gives no limit.
+# of an answer, if the caller gives no limit
 MAX_NEW_TOKENS = 64
-# With each token at most `MAX_LOGPROBS` probable ones are reported, as OpenAI does.
+# the most probable tokens that are reported with each one; the limit of OpenAI
 MAX_LOGPROBS = 20
 
 
@@ -46,7 +46,7 @@ class Intake:
         self._context_length = model.adapter.context_length or sys.maxsize
         self._gate_result: GateResult | None = None
         self._check_ids(runs.before_documents)
-        # Without a tokenizer all is given as ids, and nothing stands between chunks.
+        # Without a tokenizer everything is given as ids, and chunks have no separator.
         self.separator = (
             self.encode(config.prompt.separator)
             if config.prompt.separator and self._tokenizer
@@ -148,7 +148,7 @@ class Intake:
         return self._model.grammars.compile(form, waiting.owner, waiting.check)
 
     def prompt(self, request: Request, past: Past) -> Prompt:
-        """The request laid out behind its past. Raises `PromptTooLongError`."""
+        """The prompt of a request after its past. Raises `PromptTooLongError`."""
         session = self._config.session
         return lay_out(request, past, self.runs, self._context_length, session)
 

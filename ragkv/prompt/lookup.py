@@ -56,7 +56,7 @@ class Lookup:
         """
         prompt = task.prompt
         runs = self._wanted(task)
-        if not damaged:  # else what waits is what this request missed itself
+        if not damaged:  # Otherwise only chunks wait that this request missed itself.
             self._background.finish(_wanted_ids(prompt, runs), task.work.check)
         found = self._find(task, runs, damaged, leases)
         plan = plan_of(prompt, task.request.method, runs, found)
@@ -93,7 +93,7 @@ class Lookup:
     def _find(
         self, task: Task, runs: WantedRuns, damaged: Container[EntryKey], leases: ExitStack
     ) -> Found:
-        """What is stored of the runs that are wanted. Missing chunks go to the background encoder."""
+        """Open what is stored of the wanted runs. Missing chunks go to the background encoder."""
         prompt = task.prompt
         reuse = task.request.method.reuse
         identity = self._encoder.identity
@@ -109,7 +109,7 @@ class Lookup:
             key = identity.key(ids)
             lease = None if key in damaged else opened(self._store.lease(identity, ids))
             if lease is None:
-                self._background.add(ids)  # now, so that a deletion from here on cancels it
+                self._background.add(ids)  # now, so that a later deletion cancels it
             return lease
 
         prefix = None
@@ -129,7 +129,7 @@ class Lookup:
     def _of_this_model(self, lease: Lease) -> Lease | None:
         """The lease; `None` if its KV has another model's shape.
 
-        Who can write to shared storage can forge that.
+        A writer of shared storage can forge the shape.
         """
         info = lease.info
         shape = (info.layers, info.kv_heads, info.head_dim)

@@ -1,8 +1,8 @@
 """What becomes of every run of a prompt: exact, fused or computed, and why.
 
-Pure: nothing is looked up, opened or changed here. `wanted` knows from the places in the prompt
-which stored KV is of use; `lookup.py` looks that up; `plan_of` makes the plan of what was found.
-Which spans are exact is decided in this file and nowhere else.
+Nothing is looked up, opened or changed here. `wanted` knows from the places in the prompt which
+stored KV is of use. `lookup.py` looks that up, and `plan_of` makes the plan. Only this file decides
+which spans are exact.
 """
 
 from collections import Counter
@@ -19,8 +19,8 @@ from ragkv.store import Lease, ids_digest
 
 from .prompt import Prompt
 
-# A chunk right behind the prefix has its first tokens computed in place: there they are the
-# prompt's attention sinks, and expected KV has seen others (docs/selection.md).
+# The first tokens of the prompt's first chunk are computed in place. There they are the prompt's
+# attention sinks, and the stored KV has seen others (docs/selection.md).
 LEADING_TOKENS = 64
 
 
@@ -43,7 +43,7 @@ class Why(StrEnum):
 class Wanted:
     """Whether the stored KV of a chunk or block is of use, known before it is looked up."""
 
-    is_exact: bool = False  # it was made behind just the tokens that precede it in this prompt
+    is_exact: bool = False  # it was made after exactly the tokens that precede it in this prompt
     why_not: str | None = None  # None: it is wanted; "": it is not, and nothing is said
 
     @property
@@ -63,7 +63,7 @@ class WantedRuns:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is stored of a prompt. `None` stands for what is not, or was not wanted."""
+    """The leases of a prompt's stored KV. `None`: it is not stored, or was not wanted."""
 
     prefix: Lease | None
     blocks: tuple[Lease | None, ...]  # one for each block of the history
@@ -74,7 +74,7 @@ class Found:
 
 
 def wanted(prompt: Prompt, method: Method, frequencies: str) -> WantedRuns:
-    """What stored KV is of use for `prompt`, whose RoPE frequencies have the digest given."""
+    """The stored KV to look up for `prompt`; `frequencies` digests its RoPE frequencies."""
     blocks = prompt.history.blocks
     exact = exact_blocks(prompt.prefix, blocks, frequencies)
     prefix_digest = ids_digest(prompt.prefix)
@@ -136,14 +136,14 @@ def plan_of(prompt: Prompt, method: Method, wanted: WantedRuns, found: Found) ->
 
 
 def _leads(prompt: Prompt, index: int) -> bool:
-    """Whether the chunk stands right behind the prefix that entries are encoded behind."""
+    """Whether the chunk follows directly the prefix with which entries are encoded."""
     return index == 0 and not prompt.history and prompt.own_prefix
 
 
 def _history_spans(
     prompt: Prompt, method: Method, wanted: WantedRuns, found: Found
 ) -> Iterator[Span]:
-    """The history's spans, in order: its blocks, then the tail, which no KV is stored of."""
+    """The history's spans, in order: its blocks, then the tail, which has no stored KV."""
     at = len(prompt.prefix)
     runs = zip(prompt.history.blocks, wanted.blocks, found.blocks, strict=True)
     for block, run, lease in runs:
@@ -197,7 +197,7 @@ def _stored_chunk(fused: Span, run: Wanted, frequencies: str) -> Iterator[Span]:
     info = fused.lease.info
     if not run.is_exact:
         yield fused
-    elif not info.is_expected:  # encoded behind the prefix alone, as it stands here
+    elif not info.is_expected:  # encoded directly after the prefix, as in this prompt
         is_exact = info.lossless and info.frequencies == frequencies
         yield replace(fused, state=SpanState.EXACT) if is_exact else fused
     elif len(fused) <= LEADING_TOKENS:
@@ -230,7 +230,7 @@ def _with_blocks(spans: Sequence[Span], blocks: Sequence[Lease], start: int) -> 
 
 
 def _lost_notes(prompt: Prompt, lost: Mapping[int, str]) -> Iterator[str]:
-    """Why history is computed."""
+    """Notes that say why history is computed."""
     tokens = Counter[str]()
     for index, why in lost.items():
         tokens[why] += len(prompt.history.blocks[index])
@@ -238,7 +238,7 @@ def _lost_notes(prompt: Prompt, lost: Mapping[int, str]) -> Iterator[str]:
 
 
 def _away_notes(method: Method, found: Found, missed: Sequence[int]) -> Iterator[str]:
-    """Which storage did not answer, and what that cost."""
+    """Notes that name the storage that did not answer, and what that cost."""
     if method.reuse == "none":
         return
     without = (

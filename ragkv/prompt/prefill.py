@@ -1,7 +1,7 @@
 """Prefilling: one prompt's KV and last logits (CacheBlend section 5.2).
 
 Look up and plan, decide, fuse, report. An entry that turns out damaged while it is read becomes a
-cache miss of this request, and the pass starts again without it: the rows of a cache miss must have
+cache miss of this request, and the pass starts again without it. The rows of a cache miss must have
 passed every earlier layer.
 """
 
@@ -160,15 +160,14 @@ class Prefiller:
     def _turn_kv(
         self, task: Task, plan: Plan, passed: Passed, record: Recording | None
     ) -> TurnKV | None:
-        """What a conversation may store of the prompt's KV, and how far it is exact."""
+        """The KV that a conversation may store, with the position up to which it is exact."""
         if record is None or not task.keep:
             return None
         length = plan.token_ids.numel()
         selected = passed.fused.selected_by_layer
         stale = any(len(plan.candidates) > chosen.numel() for chosen in selected)
         inexact = {SpanState.APPROXIMATE, SpanState.FUSED} if stale else {SpanState.APPROXIMATE}
-        # An answer decoded over the largest attention weights alone is not what a full prefill
-        # computes.
+        # An answer decoded over the largest attention weights only differs from a full prefill.
         offloads = self._offloading is not None and not self._offloading.refusal(length)
         end = length if offloads else record.stop
         exact_until = min((span.start for span in plan.spans if span.state in inexact), default=end)

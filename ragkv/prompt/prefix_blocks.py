@@ -2,7 +2,8 @@
 
 Requests with `reuse="prefix"` keep the KV of their prompts here, in blocks of equal length. A
 block's name is a digest of everything before it (`history.Chain`), so a prompt finds the blocks
-with which it begins and no others. They are in memory alone, and the least recently used go first.
+with which it begins and no others. They are in memory only. The least recently used are dropped
+first.
 """
 
 import threading
@@ -32,7 +33,7 @@ class PrefixBlocks:
         self._lock = threading.Lock()
 
     def find(self, prompt: Prompt, frequencies: str) -> tuple[MemoryLease, ...]:
-        """The blocks with which the prompt begins behind its history, without its last token."""
+        """The blocks with which the prompt goes on after its history, without its last token."""
         found = []
         with self._lock:
             for name, _, _ in _names(prompt, frequencies):
@@ -58,7 +59,7 @@ class PrefixBlocks:
             self._add(name, Entry(info, kv))
 
     def forget(self) -> None:
-        """Drop all blocks: something that a prompt may have contained was deleted."""
+        """Drop all blocks, because a deleted chunk may be in any of them."""
         with self._lock:
             self._entries.clear()
             self._used_bytes = 0

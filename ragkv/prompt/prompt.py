@@ -1,7 +1,7 @@
 """A prompt as runs of token ids: prefix, history, chunks with the text between them, question.
 
 The runs are concatenated as ids; nothing is decoded and tokenized again, so a chunk has the same
-ids at any place. History stands before the chunks, so that it is an exact prefix.
+ids at any place. History comes before the chunks, so that it is an exact prefix.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,13 +16,13 @@ from ragkv.types import Chunk, Excerpt, Text
 from .request import Request
 from .template import TemplateRuns
 
-# An answer that does not fit even without history leaves it room for so many tokens.
+# the room left for history if the answer does not fit even without it
 LEAST_ANSWER_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What a turn of a conversation stands behind."""
+    """What precedes a turn of a conversation."""
 
     history: History = EMPTY
     notes: tuple[str, ...] = ()  # what the turn's report says about the history
@@ -35,12 +35,12 @@ class Prompt:
     prefix: tuple[int, ...]
     history: History  # as much of it as fits
     chunks: tuple[tuple[int, ...], ...]
-    question: tuple[int, ...]  # with the template's tail, and a given answer behind it
+    question: tuple[int, ...]  # with the template's tail, then a given answer
     plain: frozenset[int] = frozenset()  # indices of chunks that are only text: never stored
-    separator: tuple[int, ...] = ()  # computed behind each chunk that no text follows
+    separator: tuple[int, ...] = ()  # computed after each chunk that no text follows
     excerpts: Mapping[int, Excerpt] = field(default_factory=dict)  # parts of stored chunks
-    own_prefix: bool = True  # whether `prefix` is the application's, which entries stand behind
-    parts: tuple[Part, ...] = ()  # the runs behind the history, by kind
+    own_prefix: bool = True  # whether `prefix` is the application's, with which entries are made
+    parts: tuple[Part, ...] = ()  # the runs after the history, by kind
     notes: tuple[str, ...] = ()  # what the report says about the history and the length
     answer_tokens: int = 0  # the most tokens of the answer that were asked for, or that fit
     question_tokens: int = 0  # the first ids of `question` that are not the template's
@@ -53,7 +53,7 @@ class Prompt:
 
     @property
     def question_end(self) -> int:
-        """The position behind the question itself, where the template goes on."""
+        """The position after the question itself, where the template goes on."""
         return len(self.token_ids) - len(self.question) + self.question_tokens
 
     @property
@@ -68,7 +68,7 @@ class Prompt:
     def body(self) -> Iterator[tuple[tuple[int, ...], int | None]]:
         """The runs between history and question, each with its chunk's index; `None` is text.
 
-        The separator stands behind a chunk and never before the first one.
+        The separator comes after a chunk and never before the first one.
         """
         for index, ids in enumerate(self.chunks):
             is_text = index in self.plain
@@ -84,7 +84,7 @@ def lay_out(
     context_length: int,
     settings: SessionConfig,
 ) -> Prompt:
-    """The prompt of a request behind its past (CachedAttention section 3.4).
+    """The prompt of a request after its past (CachedAttention section 3.4).
 
     History is cut until it and the answer fit the context; an answer that does not fit even without
     history is cut to what fits. Raises `PromptTooLongError` if no token of an answer fits.
@@ -117,7 +117,7 @@ def lay_out(
 
 
 def check_length(length: int, headroom: int, context_length: int) -> None:
-    """Raise `PromptTooLongError` if so many tokens and an answer do not fit."""
+    """Raise `PromptTooLongError` if the tokens and an answer do not fit the context."""
     if length + headroom > context_length:
         raise PromptTooLongError(
             f"The prompt has {length} tokens and needs room for {headroom} of an answer; the "
@@ -146,7 +146,7 @@ def _without_history(request: Request, runs: TemplateRuns) -> Prompt:
 
 
 def _parts(prompt: Prompt, request: Request) -> tuple[Part, ...]:
-    """What a conversation keeps of the runs: which of them were documents, question and answer."""
+    """The runs that a conversation keeps, marked as documents, question and answer."""
     given: tuple[Chunk, ...] = request.chunks[len(request.chunks) - len(prompt.chunks) :]
     sources = [str(chunk.metadata.get("source", "")) for chunk in given]
     answer = len(request.given_answer)

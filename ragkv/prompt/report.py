@@ -15,7 +15,7 @@ from ragkv.types import PromptSpan, Reuse
 
 
 def reuse_report(decided: Decided, passed: Passed, layers: int) -> Reuse:
-    """How the tokens of a prompt were served that was computed as `decided`."""
+    """The counts of a prompt that was computed as `decided`."""
     plan = decided.plan
     length = plan.token_ids.numel()
     forced = plan.forced.numel()
@@ -85,7 +85,7 @@ def _pieces(
 
 
 def _history_note(plan: Plan, selected: torch.Tensor) -> str | None:
-    """How much of the history was among the candidates, and how much of it was recomputed."""
+    """The share of the candidate history that was recomputed, in a sentence for the report."""
     spans = [
         span
         for span in plan.spans

@@ -25,10 +25,10 @@ ChunkLike = Chunk | str | Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class TurnKV:
-    """The KV that a turn of a conversation makes, by position. Decoding goes on filling it."""
+    """The KV that a turn of a conversation makes, by position. Decoding adds to it."""
 
     record: Recording
-    # indices of history blocks that were computed anew, to be stored again
+    # indices of history blocks that were computed again and must be stored again
     recomputed_blocks: tuple[int, ...]
     exact_until: int  # tokens from this position on are not exact, or saw tokens that are not
     frequencies: str  # digest of the RoPE frequencies it was made under
@@ -37,12 +37,12 @@ class TurnKV:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedPrompt:
-    """How a prompt was served, wherever that was."""
+    """The report of a prompt, served by this model or by another server."""
 
     reuse: Reuse
     timing: Timing
     spans: tuple[PromptSpan, ...] = ()  # the prompt, run by run; they sum to `reuse`
-    # what a conversation may store; None: it keeps the token ids alone
+    # what a conversation may store; None: it keeps only the token ids
     turn_kv: TurnKV | None = None
 
 
@@ -82,7 +82,7 @@ class PrefillOptions(TypedDict, total=False):
     reuse: ReuseMode
     deadline_s: float | None  # seconds from the call until the request is given up
     cancel: threading.Event | None  # the request is cancelled once this is set
-    separator: str | Sequence[int]  # stands behind each chunk that no `Text` follows
+    separator: str | Sequence[int]  # comes after each chunk that no `Text` follows
     # continue a text: no template follows the question, and the answer keeps the space it begins
     # with
     raw: bool
@@ -95,7 +95,7 @@ class AnswerOptions(PrefillOptions, total=False):
 
     max_new_tokens: int  # 64 if left out
     stop: Sequence[str]  # strings that end the answer
-    # log probabilities of the tokens, and of so many (0 to 20) most probable ones
+    # log probabilities of the tokens, and of this many (0 to 20) most probable ones
     logprobs: int | None
     # the form that the answer must have (docs/structured.md)
     response_format: ResponseFormat | None
@@ -121,7 +121,7 @@ class Request:
     question: tuple[int, ...]
     chunks: tuple[Chunk, ...]
     method: Method
-    separator: tuple[int, ...] = ()  # stands behind each chunk that no `Text` follows
+    separator: tuple[int, ...] = ()  # comes after each chunk that no `Text` follows
     given_answer: tuple[int, ...] = ()  # of a turn whose answer is not decoded but given
     deadline_s: float | None = None
     cancel: threading.Event | None = None

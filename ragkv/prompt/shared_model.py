@@ -37,7 +37,7 @@ class SharedModel:
     identity: Identity  # of every entry this model makes; an engine adds its application's part
     turns: ModelTurns
     dtype_choice: DtypeChoice
-    # KV of prefixes with the neutral text behind them, which the encoders of all engines share.
+    # KV of prefixes with the neutral text, which the encoders of all engines share.
     contexts: dict[tuple[int, ...], Context] = field(default_factory=dict)
 
     @classmethod
@@ -80,7 +80,7 @@ class SharedModel:
 
     @cached_property
     def grammars(self) -> "Grammars":
-        """What compiles the forms of answers; it is made when one is first asked for."""
+        """The compiler of answer forms; it is made when a form is first asked for."""
         from .constraints.grammar import ConstraintTokenizer, Grammars
 
         ends = end_tokens(self.adapter.model, self.tokenizer)

@@ -26,18 +26,18 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class NoTurn:
-    """What stands for the turn of a request that no conversation keeps."""
+    """The turn of a request that no conversation keeps."""
 
-    past: Past  # what the prompt stands behind; a conversation may be read without a turn
+    past: Past  # what precedes the prompt; a conversation may be read without a turn
     keeps: bool = False
 
     def prefilled(self, prompt: Prompt, prefill: ServedPrompt) -> None:
-        """Nothing is kept of it."""
+        """Keep nothing."""
 
     def follow(self, event: TokenEvent | Answer) -> TokenEvent | Answer:
-        """The event as it is."""
+        """Return the event unchanged."""
         return event
 
     def end(self) -> tuple[str, ...]:
-        """No notes."""
+        """Return no notes."""
         return ()

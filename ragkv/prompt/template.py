@@ -3,7 +3,7 @@
 A prompt is prefix, history, chunks with the text between them, question and tail, concatenated as
 ids. Nothing is decoded and tokenized again, and each run is tokenized alone, so a chunk has the
 same ids at any place. A chat template is rendered once with marks in place of the messages and
-split at them into four fixed runs. History stands before the chunks, so that it is an exact prefix.
+split at them into four fixed runs. History comes before the chunks, so that it is an exact prefix.
 """
 
 import operator
@@ -103,7 +103,7 @@ def _render(tokenizer: Any, messages: list[dict[str, str]], generation_prompt: b
 
 
 def _parted(text: str, mark: str) -> tuple[str, str]:
-    """The text before and behind the only `mark`."""
+    """The text before and after the only `mark`."""
     if text.count(mark) != 1:
         raise ValueError(f"a message appears {text.count(mark)} times in {text!r:.200}")
     before, behind = text.split(mark)

@@ -1,7 +1,7 @@
 """The decode batch: requests that want a token decode together. It has no thread; a waiting request
 does the work.
 
-A request takes a decode slot and asks for the logits behind one token after another. The first
+A request takes a decode slot and asks for the logits after one token after another. The first
 request that acquires the compute lock runs one step for all requests that wait at that moment, and
 hands the others their logits. So rows join and leave at any step, a slow consumer delays only
 itself, and a request that never asks again delays no other. A prefill runs steps for waiting
@@ -27,9 +27,9 @@ from ragkv.runtime import Closing, FairLock, Wait, openmp
 
 log = logging.getLogger(__name__)
 
-# The leader of a step waits for so much of the last step's time for the requests that were served
-# in it and will ask again. Without it the first request steps alone and the others together: half
-# the batch on average.
+# The share of the last step's time that a leader waits for the requests that were served in it and
+# will ask again. Without it the first request steps alone and the others together, so the mean
+# batch is half as large.
 PATIENCE = 0.125
 # The most rows of a step with drafts; in 16 bits on a CPU it is `FEW_ROWS`, because more read other
 # copies of weights.
@@ -82,7 +82,7 @@ class DecodeSlot(Closing):
 
 
 class _TokenRequest:
-    """A request for one token, and for those behind its drafts."""
+    """A request for the logits after one token and after its drafts."""
 
     def __init__(self, slot: DecodeSlot, row: DecodeRow) -> None:
         self.slot = slot
@@ -104,7 +104,7 @@ class DecodeBatch:
         self._adapter = adapter
         self.lock = lock
         on_cpu = adapter.device.type == "cpu"
-        # of all slots
+        # rows of a step, of all its slots
         self.most_rows = FEW_ROWS if adapter.dtype.itemsize < 4 and on_cpu else DRAFT_ROWS
         if adapter.rope.depends_on_length or (
             on_cpu and not rows_are_alike(adapter, self.most_rows)
@@ -115,15 +115,15 @@ class DecodeBatch:
             self.most_rows = 1
         self._changed = threading.Condition()
         self._waiting: list[_TokenRequest] = []
-        # served by the last step, and not waiting again yet
+        # the slots that the last step served and that do not wait again yet
         self._expected: set[DecodeSlot] = set()
-        self.slots = 0  # taken and not left
+        self.slots = 0  # in use
         self.step_s = 0.0  # how long the last step took
         self._stepped_at = 0.0  # when it ended
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for a token."""
+        """The number of requests that wait for a token."""
         return len(self._waiting)
 
     @property
@@ -202,7 +202,7 @@ class DecodeBatch:
             return
         began = time.perf_counter()
         try:
-            # the lock is kept for the whole step: its requests wait nowhere else
+            # The lock is kept for the whole step, because its requests wait nowhere else.
             self._serve(requests)
         # if interrupted: requests that were not served still wait for the lock, and then step
         # themselves
@@ -228,14 +228,14 @@ class DecodeBatch:
         for request in self._waiting:
             ranked.append((seen[request.wait.owner], request))
             seen[request.wait.owner] += 1
-        # Of several owners few rows, but one of each: none must pay for many of another one. An
-        # owner may also wait to prefill, prefill between two steps, or be about to ask for its next
-        # token.
+        # With several tenants a step has few rows, and at least one of each, so no tenant pays for
+        # many rows of another. A tenant also counts while it waits to prefill, prefills between two
+        # steps, or is about to ask for its next token.
         if len(self.lock.owners.union(seen, (slot.owner for slot in self._expected))) > 1:
             ranked.sort(key=lambda one: one[0])
             ranked = [one for place, one in enumerate(ranked) if place < FEW_ROWS or one[0] == 0]
         requests = [request for _, request in ranked]
-        # others may have come since there was room for them
+        # More requests may have come since there was room for their drafts.
         if any(request.row.drafts for request in requests):
             ends = itertools.accumulate(len(request.row.tokens) for request in requests)
             requests = [
@@ -254,7 +254,7 @@ class DecodeBatch:
             together: Iterable[torch.Tensor] = torch.split(
                 rows, [len(request.row.tokens) for request in requests]
             )
-            # copies: a slow consumer must not keep the logits of the whole step in memory
+            # Without copies a slow consumer would keep the logits of the whole step in memory.
             if len(requests) > 1:
                 together = [logits.clone() for logits in together]
             # other threads read these logits, perhaps on another stream

@@ -1,8 +1,8 @@
 """Prefills that wait for the model are computed in one pass (CacheBlend figure 15c).
 
-The first to get the compute lock takes along its owner's others that wait, oldest first, of any
-engine on the model. No owner waits for another one's rows in its own pass. It knows no plans: how
-jobs are computed is up to its caller.
+The first prefill to get the compute lock takes along its tenant's others that wait, oldest first,
+of any engine on the model. No tenant waits for another one's rows in its own pass. It knows no
+plans: how jobs are computed is up to its caller.
 """
 
 import threading
@@ -26,7 +26,7 @@ class _WaitingJob(Generic[Job]):
         self.job = job
         self.rows = rows
         self.wait = Wait(owner)
-        self.taken = False  # into a pass, of this thread or another one
+        self.taken = False  # whether a pass of this or another thread has it
         self.done = threading.Event()  # that pass is over
 
 
@@ -71,7 +71,7 @@ class JointPrefills(Generic[Job]):
                 place.done.wait()
 
     def _joining(self, first: _WaitingJob[Job]) -> list[_WaitingJob[Job]]:
-        """`first`, and its owner's others that fit into its pass and need not wait any more."""
+        """`first`, and its tenant's others that fit into its pass."""
         with self._guard:
             places = [first]
             rows = first.rows

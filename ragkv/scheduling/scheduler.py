@@ -28,9 +28,8 @@ from .decode_batch import DecodeBatch
 from .joint_prefills import JointPrefills
 from .work import Work
 
-# Beyond `workers`, requests are admitted whose prompts have at most `JOINT_TOKENS` tokens together
-# with those that are: they plan and read ahead, and then share a pass. One long prompt holds as
-# much.
+# Short prompts are admitted beyond `workers` while all admitted prompts together have at most so
+# many tokens. They plan and read ahead, and then share a pass.
 JOINT_TOKENS = 8192
 
 
@@ -40,7 +39,7 @@ class QueueStats:
 
     waiting: int  # now
     admitted: int  # now: planning or prefilling
-    served: int  # prefilled
+    served: int  # whose prefill ended
     refused: int  # the queue was full
     expired: int  # their deadline passed while they waited, prefilled or decoded
     cancelled: int  # cancelled while they waited, prefilled or decoded
@@ -58,7 +57,7 @@ class ModelTurns:
         self.encoding = FairLock()
         self.batch = DecodeBatch(adapter, self.lock)
         self.prefills = JointPrefills[Any](self.lock)
-        self.requests = 0  # that run
+        self.requests = 0  # now running
         self.changed = threading.Condition()  # guards `requests`
 
 
@@ -129,8 +128,9 @@ class Scheduler:
             self._leave(place)
 
     def wait_for_room(self, check: Check) -> None:
-        """Return when a prompt should be prepared: while others compute, few of an owner wait for
-        the model.
+        """Return when the next prompt should be prepared.
+
+        While other tenants compute, only a few requests of one tenant wait for the model.
         """
         while len(self._running) + len(self._waiting) >= FEW_ROWS and (
             self._turns.lock.owners - {self.owner}
@@ -148,8 +148,8 @@ class Scheduler:
             yield
 
     def between_layers(self) -> None:
-        """Let requests that wait for a token decode a step, and owners that used less compute
-        first.
+        """Let requests that wait for a token decode a step, then let tenants that used less time
+        compute first.
 
         The thread whose turn it is calls this between two layers. Raises `RagKVError` if the engine
         was closed.

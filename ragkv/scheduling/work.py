@@ -57,7 +57,7 @@ class Work:
         try:
             raise error
         finally:
-            del error  # or it and this frame hold each other, and with them the request and its KV
+            del error  # Otherwise it and this frame would keep each other, the request and its KV.
 
     def wait(self, event: threading.Event) -> None:
         """Wait for `event`; raises what `check` raises."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ragkv import FusionConfig
 from ragkv.chat import (
     CallFilter,
     ChatDocument,
@@ -183,7 +184,10 @@ def test_a_required_call_is_constrained_and_a_wrong_schema_is_named() -> None:
 
 def test_chunks_behind_tools_are_fused_and_never_exact() -> None:
     facts = ["The mill of Marl makes paper and rope.", "The port of Marl is deep."]
-    with text_engine(QWEN) as engine:
+    alone = FusionConfig(
+        stored_kv="alone"
+    )  # exact right behind the prefix, as expected KV never is
+    with text_engine(QWEN, fusion=alone) as engine:
         chat = ChatEngine(engine)
         chat.catalogue.ingest([ChatDocument(fact, {}) for fact in facts])
         turns = (PlainMessage("user", f"{facts[0]}\n\n{facts[1]} Who built the mill?"),)
@@ -191,7 +195,6 @@ def test_chunks_behind_tools_are_fused_and_never_exact() -> None:
         for name, tools in (("without", ()), ("with", (TOOL,))):
             prompt = chat.build_prompt(ChatInput(turns, (), tools))
             engine.prefill(prompt.question, prompt.chunks)
-            engine.flush()  # a passage that stands first has exact KV now
             spans = engine.prefill(prompt.question, prompt.chunks, ratio=0.0).spans
             states[name] = [span.state for span in spans if span.kind == "chunk"]
             exact = engine.prefill(prompt.question, prompt.chunks, reuse="prefix")

@@ -133,7 +133,7 @@ def test_r_star_is_used_without_a_readable_profile_and_the_report_says_so(tmp_pa
     whys = {
         tmp_path: "ragkv profile",
         None: "no store directory",
-        tmp_path / "damaged": "cannot be read",
+        tmp_path / "damaged": "No profile",  # it is moved aside, and said in the log
     }
     for directory, why in whys.items():
         with engine(directory, memory=True) as made:

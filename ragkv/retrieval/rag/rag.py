@@ -159,7 +159,8 @@ class Rag(RagCorpus):
         `None` is best last, next to the question (docs/selection.md). Raises `InputError` for an
         unknown order.
         """
-        order = order or "best-last"
+        if order is None:
+            order = "best-last"
         if order not in get_args(Order):
             raise InputError(f"Unknown order {order!r}. Known: {', '.join(get_args(Order))}.")
         if order == "best-last":

@@ -1,6 +1,4 @@
-"""Encodes chunks into entries and scores them, at once or in the background if a request missed
-them.
-"""
+"""Encodes chunks into entries, at once or in the background if a request missed them."""
 
 from .background import BackgroundEncoder
 from .encoder import Encoder, neutral_ids

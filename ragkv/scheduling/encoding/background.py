@@ -36,7 +36,7 @@ class BackgroundEncoder:
         self._store = store
         self._scheduler = scheduler
         self._waiting: OrderedDict[_Ids, None] = OrderedDict()
-        self._last: OrderedDict[_Ids, None] = OrderedDict()  # when nothing else waits
+        self._last: OrderedDict[_Ids, None] = OrderedDict()  # encoded when nothing else waits
         self._current: _Ids | None = None  # what is under way, unless it was forgotten since
         # whether one is under way, and whether a request missed it
         self._working = self._was_missed = False
@@ -50,7 +50,7 @@ class BackgroundEncoder:
         """Encode this chunk when there is time; once, however often it is added. After `close`
         nothing is added.
 
-        With `last` it waits behind all that requests missed, and is not encoded if the store has no
+        With `last` it waits for all that requests missed, and is not encoded if the store has no
         room for it then.
         """
         with self._changed:

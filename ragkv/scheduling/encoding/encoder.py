@@ -1,10 +1,10 @@
 """Encoding: computes chunks' KV once and makes position-free entries.
 
-A chunk is encoded behind the application's prefix and a neutral text, because in a prompt a chunk
-stands behind other text and not at the beginning: this is the KV to expect of it (ours;
-docs/selection.md). The text ships with the package, so no words of one document are carried into
-the KV of another; a change of it changes the identity of entries. With an empty neutral text chunks
-are encoded alone, as in the papers. Neither the prefix's KV nor the text's is part of an entry.
+A chunk is encoded behind the application's prefix and a neutral text. In a prompt a chunk follows
+other text, so this is the KV to expect of it (ours; docs/selection.md). The text ships with the
+package, so no words of one document are carried into the KV of another. A changed text changes the
+identity of entries. With an empty neutral text chunks are encoded directly after the prefix, as in
+the papers. Neither the prefix's KV nor the text's is part of an entry.
 
 A chunk that a request missed is encoded here later, in the background: KV that saw a particular
 context is never stored under the chunk's key. (CacheBlend sections 5.1 and 6, "Managing KV cache",
@@ -27,16 +27,16 @@ from ragkv.model import PASS_ROWS, Adapter, Context, TokenRun, raw_kv
 from ragkv.model.rows import Pause, no_pause
 from ragkv.store import CODECS, Entry, EntryInfo, Identity, MemoryLease, ids_digest
 
-# one for each of the last sets of RoPE frequencies
+# one for each set of RoPE frequencies that was used last
 KEPT_PREFIXES = 4
-# the end of the text that is used; more is a little better, and slower
+# The end of the text is used. A longer text is a little better, and slower to encode with.
 NEUTRAL_TOKENS = 1_280
-# a tokenizer that does not know this share of the text's tokens gets no neutral text
+# the share of the text's tokens that a tokenizer may not know; beyond it there is no neutral text
 MOST_UNKNOWN = 0.02
 
 log = logging.getLogger(__name__)
 
-# Bytes per token are those of a chunk of `PER_TOKEN` tokens: codecs add some for each chunk.
+# Bytes per token are reported for a chunk of this length: codecs add bytes for each chunk.
 PER_TOKEN = 512
 
 
@@ -71,7 +71,7 @@ class Encoder:
         self._contexts = {} if contexts is None else contexts
         self._prefixes: OrderedDict[str, Entry] = OrderedDict()  # by frequencies
         self._lock = threading.Lock()
-        # so many tokens of chunks are encoded together
+        # the tokens of chunks that are encoded together
         self.batch_tokens = PASS_ROWS[adapter.device.type]
 
     @property
@@ -170,7 +170,7 @@ class Encoder:
 def neutral_ids(tokenizer: Any | None) -> tuple[int, ...]:
     """The text's token ids; none without a tokenizer, or with one that does not know its words.
 
-    Where there are none, chunks are encoded alone, and the log says so.
+    Without them chunks are encoded directly after the prefix, and the log says so.
     """
     if tokenizer is None:
         log.info("Without a tokenizer there is no neutral text: chunks are encoded alone.")

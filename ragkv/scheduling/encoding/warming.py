@@ -101,7 +101,7 @@ class _Progress:
         self._rate.update(0, total)
 
     def count(self, more: Counter[str]) -> None:
-        """More chunks are stored, or failed: tell the caller and, now and then, the log."""
+        """Report more chunks that are stored or failed, to the caller and sometimes to the log."""
         self.counts += more
         self.left -= more.total()
         done = self._total - self.left

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from ..entry import EntryKey
 from ..record import Bytes
-from ..tiers.base import TierKind
+from ..tiers.lease import TierKind
 
 # A lookup reads so much of a value: one read gets the whole head of most entries.
 HEAD_BYTES = 32768

@@ -16,7 +16,7 @@ import torch
 from ragkv.errors import EntryUnreachableError, RemoteError, StoreError
 
 from ..record import Bytes, bytes_of
-from ..tiers.base import StoredLease
+from ..tiers.lease import StoredLease
 from .reader import RemoteReader
 from .values import RemoteHead
 

@@ -13,7 +13,7 @@ from ragkv.errors import RemoteError
 
 from ..entry import EntryKey
 from ..record import CHECKSUM_START, Bytes
-from ..tiers.base import TierKind
+from ..tiers.lease import TierKind
 from .connector import HEAD_BYTES, Connector
 from .redis_server import ANSWER_BYTES, FullError, RedisServer
 

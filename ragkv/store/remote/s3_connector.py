@@ -16,7 +16,7 @@ from ragkv.errors import MissingExtraError, RemoteError
 
 from ..entry import EntryKey
 from ..record import CHECKSUM_CHARS, CHECKSUM_START, Bytes
-from ..tiers.base import TierKind
+from ..tiers.lease import TierKind
 from .connector import HEAD_BYTES, Connector
 
 try:

@@ -12,14 +12,15 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict
 
 from ragkv.config import RemoteConfig
 from ragkv.errors import EntryDamagedError, RemoteError
 
 from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
 from ..record import Digest
-from ..tiers.base import Counts, Lease, Tier, TierStats
+from ..tiers.base import Counts, Tier, TierStats
+from ..tiers.lease import Lease
 from . import values
 from .connector import Connector
 from .health import Health
@@ -205,8 +206,9 @@ class RemoteTier(Tier):
 
     def stats(self) -> TierStats:
         with self._lock:
-            counted = self._counts.stats(self.kind, None, None, None)
-        return replace(counted, remote=self._health.stats(len(self._tombstones.keys)))
+            counted = asdict(self._counts)
+        health = self._health.stats(len(self._tombstones.keys))
+        return TierStats(self.kind, None, None, None, **counted, remote=health)
 
     def close(self) -> None:
         self._closing.set()

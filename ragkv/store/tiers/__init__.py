@@ -2,9 +2,10 @@
 disk).
 """
 
-from .base import Lease, RemoteStats, Tier, TierKind, TierStats
+from .base import RemoteStats, Tier, TierStats
 from .disk import DiskTier
-from .memory import MemoryLease, MemoryTier
+from .lease import Lease, MemoryLease, TierKind
+from .memory import MemoryTier
 from .read_only import ReadOnlyDiskTier
 
 __all__ = [

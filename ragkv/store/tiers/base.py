@@ -1,33 +1,15 @@
-"""The contract of a tier, a bounded place that holds entries, and of a lease, through which an
-entry is read.
+"""The contract of a tier, a bounded place that holds entries, and what a tier says of itself.
 
-A lease of a tier of this machine pins its entry: while the lease is open, the entry is not evicted
-and its bytes are not reused. Identity, token ids and checksums are verified before a lease returns
-anything. If they are wrong, it raises `EntryDamagedError`, the tier drops the entry, and the caller
-treats it as a miss. All methods are thread-safe. Reads release the GIL.
+All methods are thread-safe. See `lease.py` for how an entry is read.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from enum import Enum
-
-import torch
-
-from ragkv.runtime import Closing
+from dataclasses import dataclass
 
 from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
 from ..policies import Policy, TurnSize
-from ..record import RecordHead
-
-
-class TierKind(Enum):
-    """Where an entry is stored, fastest first."""
-
-    MEMORY = "memory"
-    DISK = "disk"
-    REDIS = "redis"
-    S3 = "s3"
+from .lease import Lease, TierKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,91 +51,6 @@ class Counts:
     damaged: int = 0
     read_bytes: int = 0
     written_bytes: int = 0
-
-    def stats(
-        self, kind: TierKind, entries: int | None, used_bytes: int | None, capacity: int | None
-    ) -> TierStats:
-        """These counters, with what the tier holds."""
-        return TierStats(kind, entries, used_bytes, capacity, **asdict(self))
-
-
-class Lease(Closing):
-    """One entry held for reading. Use it as a context manager."""
-
-    info: EntryInfo
-    kind: TierKind
-    # `read_layer` returns views of the tier's own storage and needs no `out`
-    in_place: bool = False
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of keys and values as they are stored, so the bytes of reading all layers once."""
-        return self.info.size_bytes
-
-    def prefetch(self) -> None:
-        """Announce that all layers will be read in order: a remote tier begins to fetch them."""
-
-    @abstractmethod
-    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The layer slice (2, G, T, D) of `layer`, verified.
-
-        Returns either `out` (contiguous, same shape and dtype, filled) or a view of the tier's own
-        immutable storage: never write to the result. Raises `EntryDamagedError`; the tier has then
-        dropped the entry.
-        """
-
-    @abstractmethod
-    def read_encoded(self) -> EncodedEntry:
-        """A verified copy of the whole entry as it is stored, for another tier. Raises as
-        `read_layer` does.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Unpin the entry. Twice is harmless."""
-
-
-class StoredLease(Lease):
-    """What leases of disk and remote tiers share: stored layers, read by `_read`, decoded or in
-    encoded form.
-    """
-
-    def __init__(self, head: RecordHead) -> None:
-        """`head` is that of the entry's record, verified."""
-        self.info = head.info
-        self._head = head
-
-    @property
-    def stored_bytes(self) -> int:
-        return self.info.layers * self._head.layer_bytes
-
-    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The slice (2, G, T, D), read into `out` or into a new host tensor; see
-        `Lease.read_layer`.
-        """
-        info = self.info
-        codec = self._head.codec
-        target = torch.empty(info.shape, dtype=info.dtype) if out is None else out
-        if codec.in_place and target.is_contiguous():
-            self._read(layer, target)
-            return target
-        layout = codec.layout(info.shape, info.dtype)
-        stored = torch.empty(layout.shape, dtype=layout.dtype)
-        self._read(layer, stored)
-        return codec.decode(stored, target)
-
-    def read_encoded(self) -> EncodedEntry:
-        info = self.info
-        codec = self._head.codec
-        layout = codec.layout(info.shape, info.dtype)
-        layers = torch.empty((info.layers, *layout.shape), dtype=layout.dtype)
-        for number, layer in enumerate(layers):
-            self._read(number, layer)
-        return EncodedEntry(info, codec, layers)
-
-    @abstractmethod
-    def _read(self, layer: int, into: torch.Tensor) -> None:
-        """Fill the contiguous tensor `into` with the stored layer, verified and counted."""
 
 
 class Tier(ABC):

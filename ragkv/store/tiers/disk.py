@@ -11,33 +11,22 @@ that is unlinked meanwhile stays readable until its lease is closed. `read_only.
 the processes that only read.
 """
 
-import errno
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from ragkv.errors import EntryDamagedError, StoreError
 
-from ..directory import EntryDirectory
 from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
 from ..index import DiskIndex, Row
 from ..policies import Item, Policy, TurnSize
-from ..record import (
-    OtherVersionError,
-    RecordHead,
-    bytes_of,
-    read_fully,
-    read_head,
-    read_info,
-)
+from ..record import OtherVersionError, read_info
 from ..record_writing import Record
-from .base import Lease, StoredLease, TierKind
+from .directory import EntryDirectory
+from .lease import Lease, TierKind, entry_file, open_lease
 from .ledger import LocalTier, Slot
 
 log = logging.getLogger(__name__)
@@ -159,7 +148,7 @@ class DiskTier(LocalTier[None]):
             key = slot.item.key
             info = None
             try:
-                info = read_info(self._directory.path(key), key)
+                info = read_info(entry_file(self._directory.root, key), key)
             except OtherVersionError:
                 pass
             except EntryDamagedError as error:
@@ -203,7 +192,7 @@ class DiskTier(LocalTier[None]):
         """A row for a file that the index does not know; `None` if the file is no entry and was
         removed.
         """
-        path = self._directory.path(key)
+        path = entry_file(self._directory.root, key)
         try:
             info = read_info(path, key)
             row = Row(size, path.stat().st_mtime, info.group, info.index)
@@ -221,7 +210,7 @@ class DiskTier(LocalTier[None]):
         damaged = partial(self._drop, slot)
         try:
             return open_lease(
-                self._directory.path(slot.item.key),
+                self._directory.root,
                 identity,
                 token_ids,
                 on_read=self._count_read,
@@ -276,106 +265,6 @@ class DiskTier(LocalTier[None]):
         except OSError as error:
             log.warning("Entry %s cannot be removed from disk: %s", key, error)
         self._index.record(key, None)
-
-
-class DiskLease(StoredLease):
-    """An open entry file. Many threads may call `read_layer` at once, also while another calls
-    `close`.
-    """
-
-    kind = TierKind.DISK
-
-    def __init__(
-        self,
-        head: RecordHead,
-        file: "_EntryFile",
-        on_read: Callable[[int], None],
-        on_damage: Callable[[EntryDamagedError], None],
-        on_close: Callable[[], None],
-    ) -> None:
-        super().__init__(head)
-        self._file: _EntryFile | None = file
-        self._on_read = on_read
-        self._on_damage = on_damage
-        self._on_close = on_close
-        self._lock = threading.Lock()
-
-    def close(self) -> None:
-        """Unpin the entry. Twice is harmless. A read under way keeps the descriptor open until it
-        ends.
-        """
-        with self._lock:
-            file = self._file
-            self._file = None
-        if file is not None:
-            self._on_close()
-
-    # an abandoned lease must not keep its descriptor and its pin for ever
-    def __del__(self) -> None:
-        self.close()
-
-    def _read(self, layer: int, into: torch.Tensor) -> None:
-        key = self.info.key
-        file = self._file
-        stored = bytes_of(into)
-        if file is None:
-            raise StoreError(f"The lease of entry {key} is closed; read before closing it.")
-        try:
-            try:
-                size = read_fully(file.fd, stored, self._head.layer_offsets[layer])
-            except OSError as error:
-                raise EntryDamagedError(key, f"layer {layer} cannot be read ({error})") from error
-            if size < len(stored):
-                raise EntryDamagedError(key, f"the file ends inside layer {layer}")
-            self._head.check_layer(layer, stored)
-        except EntryDamagedError as error:
-            self._on_damage(error)
-            raise
-        self._on_read(len(stored))
-
-
-class _EntryFile:
-    """An open file. Its descriptor is closed with the last reference, so never under a read of
-    another thread.
-    """
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-
-    def __del__(self) -> None:
-        os.close(self.fd)
-
-
-def open_lease(
-    path: Path,
-    identity: Identity,
-    token_ids: Sequence[int],
-    *,
-    on_read: Callable[[int], None],
-    on_damage: Callable[[EntryDamagedError], None],
-    on_close: Callable[[], None] = lambda: None,
-) -> DiskLease | None:
-    """A lease on the entry of these tokens, whose file is `path`; `None` if it is damaged or cannot
-    be opened.
-
-    `on_close` is called only if a lease is returned. Raises `FileNotFoundError`.
-    """
-    key = identity.key(token_ids)
-    try:
-        file = _EntryFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-        head = read_head(file.fd, key)
-        head.info.check(identity, token_ids)
-        return DiskLease(head, file, on_read, on_damage, on_close)
-    except FileNotFoundError:
-        raise
-    except EntryDamagedError as error:
-        on_damage(error)
-    except OSError as error:
-        if error.errno == errno.EIO:
-            on_damage(EntryDamagedError(key, f"its file cannot be read ({error})"))
-        else:  # too many open files, for example: the entry itself is sound
-            log.warning("Entry %s cannot be opened: %s. It counts as a miss.", key, error)
-    return None
 
 
 def _row(item: Item, now: float) -> Row:

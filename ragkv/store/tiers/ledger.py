@@ -8,7 +8,7 @@ never above the capacity, and a pinned item is never evicted.
 import threading
 from bisect import insort
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Generic, TypeVar
 
 from ..entry import EntryKey
@@ -236,8 +236,12 @@ class LocalTier(Tier, Generic[P]):
     def stats(self) -> TierStats:
         with self._lock:
             ledger = self._ledger
-            return self._counts.stats(
-                self.kind, len(ledger), ledger.used_bytes, ledger.capacity_bytes
+            return TierStats(
+                self.kind,
+                len(ledger),
+                ledger.used_bytes,
+                ledger.capacity_bytes,
+                **asdict(self._counts),
             )
 
     def _evict(self, slot: Slot[P]) -> None:

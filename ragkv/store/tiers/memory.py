@@ -15,59 +15,12 @@ import torch
 
 from ragkv.errors import EntryDamagedError
 
-from ..codecs import RAW
 from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
 from ..policies import Item, Policy
-from .base import Lease, TierKind
+from .lease import Lease, MemoryLease, TierKind
 from .ledger import LocalTier
 
 log = logging.getLogger(__name__)
-
-
-class MemoryLease(Lease):
-    """An entry in memory, of a tier or of none. The lease holds a reference to it, so closing only
-    unpins it.
-    """
-
-    kind = TierKind.MEMORY
-
-    def __init__(
-        self,
-        entry: Entry | EncodedEntry,
-        on_read: Callable[[int], object] = lambda _: None,
-        on_close: Callable[[], None] = lambda: None,
-    ) -> None:
-        """An `Entry` is served as it is, whatever codec its identity names."""
-        if isinstance(entry, Entry):
-            entry = EncodedEntry(entry.info, RAW, entry.kv)
-        self.info = entry.info
-        self.in_place = entry.codec.in_place
-        self._entry = entry
-        self._layer_bytes = entry.size_bytes // entry.info.layers
-        self._on_read = on_read
-        self._on_close: Callable[[], None] | None = on_close
-
-    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
-        """The slice (2, G, T, D): a view of the stored tensor if `in_place`, and then `out` is not
-        used.
-        """
-        self._on_read(self._layer_bytes)
-        return self._entry.read_layer(layer, out)
-
-    @property
-    def stored_bytes(self) -> int:
-        return self._entry.size_bytes
-
-    def read_encoded(self) -> EncodedEntry:
-        """The stored entry itself, because it is immutable."""
-        self._on_read(self.stored_bytes)
-        return self._entry
-
-    def close(self) -> None:
-        on_close = self._on_close
-        self._on_close = None
-        if on_close is not None:
-            on_close()
 
 
 class MemoryTier(LocalTier[EncodedEntry]):

@@ -9,16 +9,17 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Never
 
 from ragkv.errors import EntryDamagedError, StoreReadOnlyError
 
-from ..directory import EntryDirectory
 from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
 from ..record import OtherVersionError, read_info
-from .base import Counts, Lease, Tier, TierKind, TierStats
-from .disk import open_lease
+from .base import Counts, Tier, TierStats
+from .directory import EntryDirectory
+from .lease import Lease, TierKind, entry_file, open_lease
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +41,14 @@ class ReadOnlyDiskTier(Tier):
         self._lock = threading.RLock()
 
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
-        path = self._directory.path(identity.key(token_ids))
         lease: Lease | None = None
         with contextlib.suppress(FileNotFoundError):
             lease = open_lease(
-                path, identity, token_ids, on_read=self._count_read, on_damage=self._count_damage
+                self._directory.root,
+                identity,
+                token_ids,
+                on_read=self._count_read,
+                on_damage=self._count_damage,
             )
         with self._lock:
             self._counts.hits += lease is not None
@@ -60,12 +64,12 @@ class ReadOnlyDiskTier(Tier):
         self._refuse(f"delete entry {key}")
 
     def contains(self, key: EntryKey) -> bool:
-        return self._directory.path(key).exists()
+        return entry_file(self._directory.root, key).exists()
 
     def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
         for key, _ in self._directory.scan():
             try:
-                yield key, read_info(self._directory.path(key), key)
+                yield key, read_info(entry_file(self._directory.root, key), key)
             except FileNotFoundError:
                 pass  # the writer removed it meanwhile
             except (EntryDamagedError, OSError) as error:
@@ -77,7 +81,7 @@ class ReadOnlyDiskTier(Tier):
         found = list(self._directory.scan())
         used = sum(size for _, size in found)
         with self._lock:
-            return self._counts.stats(self.kind, len(found), used, used)
+            return TierStats(self.kind, len(found), used, used, **asdict(self._counts))
 
     def close(self) -> None:
         """Do nothing: only leases hold resources."""

@@ -212,7 +212,7 @@ def test_an_engine_computes_what_a_forged_entry_has_in_another_shape(
             values.pack(EncodedEntry.of(entry), config.group_bytes, checksum)
         ):
             vandal.client.hset(vandal.entry(info.key), layer_group, value)
-        answer = engine.answer(question(0), [A], max_new_tokens=4, reuse="prefix")
+        answer = engine.answer(question(0), [A], max_new_tokens=4)
         assert answer.token_ids == wanted and answer.reuse.missed_chunks == 1
 
 

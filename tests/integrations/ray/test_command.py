@@ -1,5 +1,5 @@
-"""The README's line for replicas, as it is written there, on one machine: answers, ports, names,
-and its end.
+"""The line for replicas, as docs/scale.md has it, on one machine: answers, ports, names, and its
+end.
 """
 
 import contextlib
@@ -33,10 +33,10 @@ LOOPBACKS = ("0100007F", "0000000000000000FFFF00000100007F", "000000000000000000
 
 
 def command() -> list[str]:
-    """The command in the README, with this Python's own ragkv."""
+    """The command in docs/scale.md, with this Python's own ragkv."""
     (line,) = re.findall(
         r"^RAGKV_STORE__REDIS__URL=\S+ ragkv (serve --ray [^#\n]*)",
-        (ROOT / "README.md").read_text("utf-8"),
+        (ROOT / "docs" / "scale.md").read_text("utf-8"),
         re.MULTILINE,
     )
     return [sys.executable, "-m", "ragkv", *line.split()]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from tests import tiny_models
+from tests.fixed import fixed
 from tests.prompt.test_template import CHATML
 from tests.toy_tokenizers import VOCABULARY, byte_tokenizer
 
@@ -23,9 +24,8 @@ def tiny_engine() -> Engine:
     torch.manual_seed(7)
     config = tiny_models.config("llama", vocab_size=VOCABULARY, max_position_embeddings=8192)
     model = transformers.LlamaForCausalLM(config).eval()
-    return Engine(
-        model, byte_tokenizer(CHATML), EngineConfig(store=StoreConfig(memory_bytes=1 << 24))
-    )
+    settings = EngineConfig(store=StoreConfig(memory_bytes=1 << 24), fusion=fixed())
+    return Engine(model, byte_tokenizer(CHATML), settings)
 
 
 NAMES = st.sampled_from(["a", "b", "name", "the year", "é", 'q"uote'])

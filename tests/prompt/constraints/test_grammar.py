@@ -174,10 +174,6 @@ ENDLESS: dict[str, Any] = {  # each takes minutes, or gigabytes, where it cannot
     "thirty choices": {"anyOf": MULTIPLES[:30]},
     "a hundred fields": {"properties": {f"p{n}": one for n, one in enumerate(MULTIPLES)}},
     "items in turns": {"type": "array", "prefixItems": MULTIPLES[:60], "items": False},
-    "choices behind references": {
-        "anyOf": [{"$ref": f"#/$defs/{n}"} for n in range(9)],
-        "$defs": {str(n): {"type": "number", "multipleOf": 9001 + n} for n in range(9)},
-    },
 }
 
 

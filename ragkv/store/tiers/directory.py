@@ -15,20 +15,16 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import filelock
 
 from ragkv.errors import StoreError
 from ragkv.runtime import make_private_folder, replace_file, sync
 
-from . import writer_lock
-from .entry import EntryKey
-
-if TYPE_CHECKING:
-    from .record import Bytes
-
-_SUFFIX = ".safetensors"
+from .. import writer_lock
+from ..entry import EntryKey
+from ..record import Bytes
+from .lease import ENTRIES, SUFFIX, entry_file
 
 
 class EntryDirectory:
@@ -37,7 +33,7 @@ class EntryDirectory:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
         self.index = self.root / "index"
-        self._entries = self.root / "entries"
+        self._entries = self.root / ENTRIES
         self._temporary = self.root / "tmp"
         self._lock: filelock.BaseFileLock | None = None
 
@@ -81,27 +77,23 @@ class EntryDirectory:
             self._lock.release()
             self._lock = None
 
-    def path(self, key: EntryKey) -> Path:
-        """The path of the file of `key`, whether it exists or not."""
-        return self._entries / key.digest[:2] / f"{key.to_text()}{_SUFFIX}"
-
     def scan(self) -> Iterator[tuple[EntryKey, int]]:
         """Key and size in bytes of every entry file, in no particular order. Files may vanish
         meanwhile.
         """
         for shard in _listed(self._entries):
             for file in _listed(Path(shard.path)):
-                text = file.name.removesuffix(_SUFFIX)
+                text = file.name.removesuffix(SUFFIX)
                 key = EntryKey.from_text(text) if text != file.name else None
                 if key is not None and key.digest[:2] == shard.name:
                     with contextlib.suppress(FileNotFoundError):
                         yield key, file.stat().st_size
 
-    def write(self, key: EntryKey, pieces: "Iterable[Bytes]") -> None:
+    def write(self, key: EntryKey, pieces: Iterable[Bytes]) -> None:
         """Write `pieces` to the file of `key`, which becomes visible after it is durable. Raises
         `OSError`.
         """
-        path = self.path(key)
+        path = entry_file(self.root, key)
         if not path.parent.is_dir():
             make_private_folder(path.parent)
             sync(self._entries)
@@ -112,9 +104,9 @@ class EntryDirectory:
         `OSError`.
         """
         with contextlib.suppress(FileNotFoundError):
-            self.path(key).unlink()
+            entry_file(self.root, key).unlink()
             if durably:
-                sync(self.path(key).parent)
+                sync(entry_file(self.root, key).parent)
 
 
 def _listed(folder: Path) -> list[os.DirEntry[str]]:
