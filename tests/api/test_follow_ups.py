@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from ragkv.retrieval.rag.follow_ups import BEFORE_CHARS, search_text
+from ragkv.retrieval.rag.rag import BEFORE_CHARS, search_text
 
 from .helpers import FACTS, filled
 

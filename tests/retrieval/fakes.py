@@ -1,12 +1,13 @@
 """An embedder and a splitter without weights."""
 
+import hashlib
 import re
 from collections.abc import Sequence
 
 import numpy as np
 
 from ragkv.retrieval import Embedder, Splitter
-from ragkv.retrieval.values import Vectors, digest
+from ragkv.retrieval.values import Vectors
 from ragkv.runtime import Check, no_check
 
 
@@ -40,7 +41,7 @@ class HashEmbedder(Embedder):
     def embed_query(self, query: str, owner: str = "") -> Vectors:
         vector = np.zeros(self._dimension, dtype=np.float32)  # (D,)
         for word in re.findall(r"\w+", query.lower()):
-            vector[int(digest(word), 16) % self._dimension] += 1
+            vector[_number(word) % self._dimension] += 1
         return vector / max(float(np.linalg.norm(vector)), 1e-9)
 
     def _windows(self, text: str) -> list[str]:
@@ -52,3 +53,10 @@ class HashEmbedder(Embedder):
 def word_splitter(tokens: int = 512) -> Splitter:
     """A splitter that counts words."""
     return Splitter(lambda text: len(text.split()), tokens, tokenizer_id="words")
+
+
+def _number(word: str) -> int:
+    data = word.encode()
+    return int(
+        hashlib.blake2b(len(data).to_bytes(8, "little") + data, digest_size=16).hexdigest(), 16
+    )

@@ -2,8 +2,7 @@
 
 from .corpus import RagIngestReport
 from .files import FileOptions, FileOutcome, FileProgress, nothing_read, printable
-from .follow_ups import question_before
-from .rag import Rag, RagAnswer, splitter_of
+from .rag import Rag, RagAnswer, question_before, splitter_of
 from .sweep import sweep
 
 __all__ = [

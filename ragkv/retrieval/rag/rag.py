@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self, Unpack, get_args
+from typing import Any, Literal, Self, Unpack, get_args
 
 from ragkv.config import CHUNK_TOKENS, EngineConfig
 from ragkv.conversations import Session
@@ -18,6 +18,7 @@ from ragkv.engine import Engine
 from ragkv.errors import InputError, check_kind, check_words
 from ragkv.home import KnownHome
 from ragkv.prompt import AnswerOptions
+from ragkv.prompt.history import PartKind
 from ragkv.retrieval import (
     Embedder,
     Hit,
@@ -31,11 +32,12 @@ from ragkv.runtime import Check, brief, no_check
 from ragkv.types import Answer, Chunk, TokenEvent
 
 from .corpus import RagCorpus
-from .follow_ups import question_before, search_text
 
 Order = Literal["best-last", "score", "document"]
 # `DEFAULT_K` is how many chunks a question gets, as in the evaluation of the CacheBlend paper.
 DEFAULT_K = 6
+# Of the question before only so much is searched for: a client may have put documents before it.
+BEFORE_CHARS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,3 +235,29 @@ def splitter_of(
     known = home.made_with.get("chunk_tokens") if home is not None else None
     tokens = chunk_tokens or known or CHUNK_TOKENS
     return Splitter(engine.model.count_tokens, tokens, tokenizer_id=engine.model.identity.tokenizer)
+
+
+def search_text(question: str, before: str) -> str:
+    """The query for a question; `before` is the question before it in the conversation, or "".
+
+    "And when did he die?" finds by the question before it. On mtRAG's 338 follow-ups recall at 6
+    is .86 with the question before, .82 with the follow-up alone and .80 with all earlier
+    questions. A rewriting by the model would delay the first token.
+    """
+    return f"{before.strip()[-BEFORE_CHARS:]}\n{question}" if before.strip() else question
+
+
+def question_before(session: Session | None, tokenizer: Any) -> str:
+    """The last question of a conversation; "" if it has none."""
+    if session is None or tokenizer is None:
+        return ""
+    history = session.past.history
+    ids = history.token_ids
+    end = len(ids)
+    for part in reversed(history.parts):
+        if part.kind is PartKind.QUESTION:
+            # the part ends with what the template puts after a question
+            asked = ids[end - len(part) : end - len(session.owner.runs.after_question)]
+            return str(tokenizer.decode(asked, skip_special_tokens=True))
+        end -= len(part)
+    return ""
