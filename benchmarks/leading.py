@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,12 @@ from benchmarks.real_sets import Asked, questions
 from benchmarks.rows import Row, Rows
 from ragkv import Engine
 from ragkv.errors import PromptTooLongError, RagKVError
-from ragkv.fusion import Fused, Fusing, Plan, Span, SpanKind, SpanState, make_selector
+from ragkv.fusion import Passed, Plan, Span, SpanKind, SpanState, make_selector
 from ragkv.model import full_pass
 from ragkv.model.decode.stopping import end_tokens
 from ragkv.prompt import Past, Prompt
 from ragkv.runtime.rates import Rate
+from ragkv.scheduling.encoding import Encoder
 from ragkv.store import MemoryLease
 
 LABEL = ("model", "dtype", "selector", "ratio")  # rows of other values are of other runs
@@ -83,6 +84,9 @@ class Passages:
         self.engine = engine
         self._selector = make_selector(selector)
         self._ratio = ratio
+        prefix = engine.intake.runs.before_documents
+        alone = replace(engine.entries.identity, behind="", codec="raw")
+        self._alone = Encoder(engine.model.adapter, prefix, alone)  # behind the prefix alone
 
     def prompt(self, question: str, passages: Sequence[str]) -> Prompt:
         """The prompt as the engine lays it out. Raises `PromptTooLongError`."""
@@ -92,23 +96,22 @@ class Passages:
     def encode(self, prompt: Prompt) -> MemoryLease:
         """Store the entries of all passages; the leading one's exact entry is returned."""
         self.engine.entries.warm(prompt.chunks)
-        encoder = self.engine.entries.encoder
         with self.engine.scheduler.encoding_turn():
-            (entry,) = encoder.chunks(prompt.chunks[:1], encoder.alone)
+            (entry,) = self._alone.chunks(prompt.chunks[:1])
         return MemoryLease(entry)
 
-    def fused(self, prompt: Prompt, way: Way, exact: MemoryLease) -> Fused:
+    def fused(self, prompt: Prompt, way: Way, exact: MemoryLease) -> Passed:
         """The prompt's KV and last logits. `exact` is the leading passage's exact entry."""
         scheduler = self.engine.scheduler
         with ExitStack() as held:
             plan = self.plan(prompt, way, exact, held)
-            fusing = Fusing(self.engine.fusor, plan, self._selector, self._ratio)
-            held.enter_context(fusing)
+            fusor = self.engine.fusor
+            one = held.enter_context(fusor.prepared(plan, self._selector, self._ratio))
             held.enter_context(scheduler.turn())
-            self.engine.fusor.fuse([fusing])
-            fused = fusing.result()
-            assert fused is not None
-            return fused
+            fusor.run([one], lambda: None)
+            passed = one.result()
+            assert passed is not None
+            return passed
 
     def plan(self, prompt: Prompt, way: Way, exact: MemoryLease, held: ExitStack) -> Plan:
         """The plan of a prompt whose leading passage is served in `way`; its leases go to `held`."""
@@ -144,23 +147,23 @@ class Passages:
         return Plan.of(ids, spans)
 
     @torch.no_grad()
-    def log_probabilities(self, fused: Fused, ids: Sequence[int]) -> torch.Tensor:
+    def log_probabilities(self, passed: Passed, ids: Sequence[int]) -> torch.Tensor:
         """Of every token at each place of `ids` (N,), each behind the ones before it: (N, V)."""
         adapter = self.engine.model.adapter
-        logits = [fused.logits[None].float()]
+        logits = [passed.logits[None].float()]
         if len(ids) > 1:
-            kv = fused.kv.grown(len(ids) - 1)
+            kv = passed.fused.kv.grown(len(ids) - 1)
             hidden = full_pass(adapter, torch.tensor(ids[:-1]), kv, start=kv.length)
             logits.append(adapter.logits(hidden).float())
         return torch.cat(logits).log_softmax(-1)
 
     @torch.no_grad()
-    def greedy(self, fused: Fused) -> list[int]:
+    def greedy(self, passed: Passed) -> list[int]:
         """The greedy answer: at most `COMPARED_TOKENS`, the end token included."""
         adapter = self.engine.model.adapter
         ends = end_tokens(adapter.model, self.engine.tokenizer)
-        kv = fused.kv.grown(COMPARED_TOKENS)
-        found = [int(fused.logits.argmax())]
+        kv = passed.fused.kv.grown(COMPARED_TOKENS)
+        found = [int(passed.logits.argmax())]
         while found[-1] not in ends and len(found) < COMPARED_TOKENS:
             hidden = full_pass(adapter, torch.tensor(found[-1:]), kv, start=kv.length)
             found.append(int(adapter.logits(hidden)[-1].argmax()))
@@ -199,14 +202,14 @@ class Judge:
         for way in (Way(FULL, fuses=False), *shuffled):
             began_s = time.perf_counter()
             began_cpu_s = time.process_time()
-            fused = passages.fused(prompt, way, exact)
+            passed = passages.fused(prompt, way, exact)
             first_token_cpu_s = time.process_time() - began_cpu_s
             first_token_s = time.perf_counter() - began_s
             if not way.fuses:
-                answer = passages.greedy(fused)
-                wanted = passages.log_probabilities(fused, answer)
-            found = passages.log_probabilities(fused, answer)
-            gold = passages.log_probabilities(fused, golds).gather(1, torch.tensor(golds)[:, None])
+                answer = passages.greedy(passed)
+                wanted = passages.log_probabilities(passed, answer)
+            found = passages.log_probabilities(passed, answer)
+            gold = passages.log_probabilities(passed, golds).gather(1, torch.tensor(golds)[:, None])
             length = len(prompt.token_ids)
             layers = passages.engine.model.adapter.layer_count
             yield {
@@ -215,7 +218,7 @@ class Judge:
                 "kl": float((wanted.exp() * (wanted - found)).sum(-1).mean()),
                 "agreement": float((wanted.argmax(-1) == found.argmax(-1)).float().mean()),
                 "gold": float(gold.mean()),
-                "compute": fused.row_layers / (layers * length),
+                "compute": passed.fused.row_layers / (layers * length),
                 "first_token_s": first_token_s,
                 "first_token_cpu_s": first_token_cpu_s,
                 "tokens": length,

@@ -1,4 +1,4 @@
-"""The ways to serve a leading passage: two are what the engine does today, the third is new."""
+"""The ways to serve a leading passage: computed whole, exact, or with its first tokens in place."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -23,20 +23,31 @@ def engine() -> Iterator[Engine]:
         yield engine
 
 
-def test_whole_is_what_the_engine_does_first_and_exact_is_what_it_does_again(
-    engine: Engine,
+def test_the_first_tokens_in_place_are_what_the_engine_does(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("ragkv.prompt.planning.LEADING_TOKENS", 5)
     passages = Passages(engine, **OPTIONS)
     prompt = passages.prompt(QUESTION, TEXTS)
     exact = passages.encode(prompt)
     full = passages.fused(prompt, Way(FULL, fuses=False), exact)
     assert torch.equal(full.logits, engine.prefill(QUESTION, TEXTS, reuse="none").logits)
-    for way in (WHOLE, EXACT):
-        made = passages.fused(prompt, way, exact)
-        served = engine.prefill(QUESTION, TEXTS, **OPTIONS)
-        assert torch.equal(made.logits, served.logits), way.name
-        assert made.row_layers == served.fused.row_layers
-        engine.flush()  # the exact entry is made in the background of the first prompt
+    made = passages.fused(prompt, Way.first(5), exact)
+    served = engine.prefill(QUESTION, TEXTS, **OPTIONS)
+    assert torch.equal(made.logits, served.logits)
+    length = len(prompt.token_ids)
+    layers = engine.model.adapter.layer_count
+    assert made.fused.row_layers == served.reuse.compute * layers * length
+
+
+def test_an_exact_entry_gives_what_computing_the_whole_passage_gives(engine: Engine) -> None:
+    passages = Passages(engine, **OPTIONS)
+    prompt = passages.prompt(QUESTION, TEXTS)
+    exact = passages.encode(prompt)
+    whole = passages.fused(prompt, WHOLE, exact)
+    again = passages.fused(prompt, EXACT, exact)
+    torch.testing.assert_close(again.logits, whole.logits, atol=1e-4, rtol=1e-4)
+    assert again.fused.row_layers < whole.fused.row_layers
 
 
 @pytest.mark.parametrize("count", [0, 5, 500])
@@ -65,8 +76,8 @@ def test_fused_tokens_keep_the_stored_kv_of_their_own_place_in_the_passage(
     exact = passages.encode(prompt)
     start = len(prompt.prefix)
     stop = start + len(prompt.chunks[0])
-    kept = passages.fused(prompt, Way.first(0), exact).kv
-    made = passages.fused(prompt, Way.first(5), exact).kv
+    kept = passages.fused(prompt, Way.first(0), exact).fused.kv
+    made = passages.fused(prompt, Way.first(5), exact).fused.kv
     for layer in range(engine.model.adapter.layer_count):
         for before, after in zip(kept.view(layer, stop), made.view(layer, stop), strict=True):
             assert torch.equal(before[:, :, start + 5 :], after[:, :, start + 5 :])
