@@ -28,7 +28,7 @@ READER_ON_ITS_WORLD = {
         *_MODEL,
         (
             "Which famous scientist was born in Shrewsbury in 1809?",
-            "What does Nesibissa do for a living?",
+            "By what other name is Kiralus known?",
         ),
     ),
     "quality_and_compute": (
@@ -120,7 +120,7 @@ class TestExecuted:
     def test_first_steps_answers_and_draws_prompt_and_times(self, tmp_path: Path) -> None:
         notebook = executed(ROOT / "examples" / "notebooks" / "first_steps.ipynb", tmp_path)
         said = text_of(notebook)
-        assert "10 documents" in said and "dancer\n" in said and "fused," in said and "x\n" in said
+        assert "10 documents" in said and "Gorax\n" in said and "fused," in said and "x\n" in said
         assert plots(notebook) == 2
 
     def test_quality_and_compute_finds_a_ratio_that_is_enough(self, tmp_path: Path) -> None:

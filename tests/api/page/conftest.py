@@ -20,7 +20,7 @@ from tests.api.serving import process
 CHROMIUM = Path("/usr/bin/chromium")
 ROOT = Path(__file__).parents[3]
 CORPUS = sorted((ROOT / "tests" / "world" / "corpus").glob("*.md"))
-QUESTION = "What is the job of Kiralus?"
+QUESTION = "By what other name is Kiralus known?"
 TIMEOUT_MS = 20_000
 PROBES = Path(__file__).parent / "probes.js"
 
