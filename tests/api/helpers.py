@@ -18,6 +18,7 @@ from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.api import ServeConfig, create_app
 from ragkv.api.service import Service
 from ragkv.retrieval import Embedder
+from tests.fixed import fixed
 from tests.retrieval.fakes import HashEmbedder
 from tests.scheduling.helpers import begin
 from tests.scheduling.helpers import until as wait_until
@@ -53,7 +54,8 @@ def app_on(
     embedder: Embedder | None = HashEmbedder(),  # noqa: B008
     **config: Any,
 ) -> FastAPI:
-    """An app on a loaded model."""
+    """An app on a loaded model, which fuses prompts of a few tokens, whatever was measured."""
+    config.setdefault("fusion", fixed())
     return create_app(
         ServeConfig(home=str(home), **config), engine=loaded.with_config(BARE), embedder=embedder
     )
