@@ -210,13 +210,14 @@ def test_a_chat_with_rag_answers_and_cites_as_ask_does(client: TestClient) -> No
     for one in questions()[:8]:
         asked = client.post(
             "/v1/ask",
-            json={"question": one["question"], "collection": "world"},
+            json={"question": one["question"], "collection": "world", "reuse": "none"},
         ).json()
         got = chat(
             client,
             [{"role": "user", "content": one["question"]}],
             rag={"collection": "world"},
             max_tokens=64,
+            ragkv={"reuse": "none"},
         )
         report = got["ragkv"]
         message = got["choices"][0]["message"]
