@@ -55,7 +55,7 @@ def app_on(
     **config: Any,
 ) -> FastAPI:
     """An app on a loaded model, which fuses prompts of a few tokens, whatever was measured."""
-    config.setdefault("fusion", fixed())
+    config.setdefault("engine", EngineConfig(fusion=fixed()))
     return create_app(
         ServeConfig(home=str(home), **config), engine=loaded.with_config(BARE), embedder=embedder
     )
