@@ -104,6 +104,7 @@ def test_the_python_snippets_of_a_page_run(
                 snippet.replace("path/to/model", tiny_folder(tmp_path / "model"))
                 .replace(LOCAL, url)
                 .replace('model="smollm2', f'model="{Path(READER).name}')  # of the server
+                .replace("smollm2:", f"{Path(READER).name}:")
                 .replace("smollm2", READER)
             )
             exec(compile(code, name, "exec"), names)
