@@ -66,7 +66,6 @@ def test_prompt_spans_sum_to_the_reuse_counts_and_name_their_sources(client: Tes
 
 def test_a_stream_sends_sources_prompt_tokens_and_the_whole_answer(client: TestClient) -> None:
     filled(client)
-    ask(client)  # makes the exact KV of the passage that comes first
     whole = ask(client)
     told = events(client.post("/v1/ask", json={**ASKED, "stream": True}).text)
     names = [name for name, _ in told]

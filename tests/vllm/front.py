@@ -198,7 +198,7 @@ def _fill(client: httpx.Client) -> None:
 
 
 def _ask_all(client: httpx.Client, questions: list[str]) -> None:
-    """Ask each question once: a prompt's first passage is computed until its exact KV is there."""
+    """Ask each question once."""
     for question in questions:
         _ask(client, question)
 
