@@ -114,6 +114,7 @@ def serve(
         raise ConfigError("One process serves in front of vLLM: leave --ray out.")
     if ray and mcp:
         raise ConfigError("MCP is served by one process: leave --ray or --mcp out.")
+    settings.check_servable()
     locate(settings.model)  # a missing model is reported now and not after the start
     check_free(settings.host, settings.port)
     if ray:

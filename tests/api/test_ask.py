@@ -8,6 +8,7 @@ from fastapi.testclient import TestClient
 from ragkv import Engine, EngineConfig
 from ragkv.api.bodies.resources import SourceBody
 from ragkv.api.reports import citations_of
+from ragkv.config import R_STAR
 from ragkv.retrieval import Document
 from ragkv.retrieval.rag import Rag
 from tests.retrieval import sample_files
@@ -89,7 +90,7 @@ def test_the_request_chooses_reuse_ratio_and_selector(client: TestClient) -> Non
     assert ask(client, ratio=1.0)["answer"] == ask(client, reuse="none")["answer"]
     assert ask(client, selector="first-k")["reuse"]["selector"] == "first-k"
     left_out = ask(client)["reuse"]
-    assert left_out["ratio"] == EngineConfig().fusion.ratio
+    assert left_out["ratio"] == R_STAR
     assert left_out["decision"] == []  # the tests' default is a fixed ratio
     # the load controller was asked
     assert "profile" in ask(client, ratio=None)["reuse"]["decision"][0]

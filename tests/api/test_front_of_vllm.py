@@ -16,7 +16,7 @@ from ragkv import Engine, EngineConfig
 from ragkv.api.keys import KeyFile
 from ragkv.api.settings import QueueConfig, VllmConfig
 from ragkv.vllm.front.salts import SECRET_VARIABLE
-from tests.fusion.test_gate_result import point, result
+from tests.control.test_gate_result import point, result
 
 from .fake_vllm import FakeVllm
 from .helpers import (

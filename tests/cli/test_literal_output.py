@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ragkv.prompt import AnswerGenerator
+from ragkv import Engine
 from ragkv.types import Answer
 
 from .conftest import Run
@@ -31,9 +31,9 @@ def bracketed(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def answers_hostile_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = AnswerGenerator.stream
+    real = Engine.stream
 
-    def stream(self: AnswerGenerator, *given: Any, **named: Any) -> Any:
+    def stream(self: Engine, *given: Any, **named: Any) -> Any:
         for event in real(self, *given, **named):
             if isinstance(event, Answer):
                 reuse = dataclasses.replace(event.reuse, notes=(*event.reuse.notes, HOSTILE))
@@ -41,7 +41,7 @@ def answers_hostile_text(monkeypatch: pytest.MonkeyPatch) -> None:
             else:
                 yield dataclasses.replace(event, text=HOSTILE)
 
-    monkeypatch.setattr(AnswerGenerator, "stream", stream)
+    monkeypatch.setattr(Engine, "stream", stream)
 
 
 @pytest.mark.usefixtures("answers_hostile_text")
