@@ -15,9 +15,11 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 def is_disk_full(error: BaseException | None) -> bool:
     """Whether an error, or one that led to it, says that the disk or the user's share of it is
-    full.
+    full. A client library may have made errors the causes of each other.
     """
-    while error is not None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         if isinstance(error, OSError) and error.errno in _FULL:
             return True
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
