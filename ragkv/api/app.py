@@ -20,7 +20,7 @@ from ragkv import __version__
 from ragkv.engine import Engine
 from ragkv.errors import RagKVError
 from ragkv.retrieval import Embedder
-from ragkv.runtime import freeze_objects
+from ragkv.runtime import examples, freeze_objects
 
 from . import errors, health, middleware
 from .routes import ROUTERS
@@ -120,19 +120,10 @@ def _serve_openapi(app: FastAPI) -> None:
         return Response(await asyncio.shield(made()), media_type="application/json")
 
 
-def _examples() -> Path | None:
-    """The folder with the example articles and questions: in an installation, or in a checkout;
-    `None`: in neither.
-    """
-    package = Path(__file__).parents[1]
-    folders = (package / "examples", package.parent / "examples")
-    return next((folder for folder in folders if (folder / "questions.jsonl").is_file()), None)
-
-
 @functools.cache
 def _examples_for_the_page() -> dict[str, Any]:
     """The example articles and the questions about them."""
-    if (folder := _examples()) is None:
+    if (folder := examples()) is None:
         return {"documents": [], "questions": []}
     texts = {
         file.name: file.read_text("utf-8") for file in sorted((folder / "corpus").glob("*.md"))

@@ -10,6 +10,7 @@ from .closing import Closing
 from .files import (
     DAMAGED,
     cache_folder,
+    examples,
     make_private_folder,
     only_owner_writes,
     read_own,
@@ -62,6 +63,7 @@ __all__ = [
     "create_private",
     "crowding_hint",
     "duration",
+    "examples",
     "freeze_objects",
     "is_loopback",
     "limit_arenas",

@@ -98,6 +98,15 @@ def only_owner_writes(*paths: Path) -> bool:
     )
 
 
+def examples() -> Path | None:
+    """The folder with the example articles and questions: in an installation, or in a checkout;
+    `None`: in neither.
+    """
+    package = Path(__file__).parents[1]
+    folders = (package / "examples", package.parent / "examples")
+    return next((folder for folder in folders if (folder / "questions.jsonl").is_file()), None)
+
+
 def sync(path: Path) -> None:
     """Make the contents of a file durable, or the names in a folder. Raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

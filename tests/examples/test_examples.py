@@ -109,3 +109,7 @@ def test_an_evaluation_reports_every_metric_for_every_method(tmp_path: Path) -> 
             rf"{method}  1\.000  1\.000    1\.000     1\.000 +\d+\.\d+ +1$", output, re.MULTILINE
         ), output
     assert plot.stat().st_size > 5_000
+
+
+def test_the_demo_finds_all_that_it_imports() -> None:
+    assert "--questions" in run("demo", "--help")
