@@ -183,12 +183,13 @@ def test_a_form_whose_automata_multiply_is_ended_and_the_next_one_has_its_turn_a
 ) -> None:
     made = grammars()
     own = psutil.Process()
+    others = set(own.children())
     before = own.cpu_times()
     with pytest.raises(SchemaError, match="to compile"):
         made.compile(ResponseFormat.json_schema(ENDLESS[name]))
     made.compile(ResponseFormat.json_schema({"const": 1}))
     after = own.cpu_times()
-    assert not own.children(), "the process that compiled it has ended"
+    assert set(own.children()) <= others, "the process that compiled it has ended"
     assert after.user - before.user < 1.0, "nothing of it runs in this process"
     children = after.children_user + after.children_system
     assert children - before.children_user - before.children_system < 4.0
@@ -203,12 +204,13 @@ def test_tools_whose_automata_multiply_are_refused_like_schemas() -> None:
 def test_a_caller_that_leaves_ends_the_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "COMPILE_S", 60.0)
     monkeypatch.setattr(module, "COMPILE_BYTES", 1 << 40)
+    others = set(psutil.Process().children())
     client = Work(deadline_s=0.0)
     with pytest.raises(DeadlineError):
         grammars().compile(
             ResponseFormat.json_schema(ENDLESS["thirty choices"]), check=client.check
         )
-    assert not psutil.Process().children()
+    assert set(psutil.Process().children()) <= others
 
 
 def test_a_requests_own_deadline_ends_the_compiling_of_its_form(
@@ -216,10 +218,11 @@ def test_a_requests_own_deadline_ends_the_compiling_of_its_form(
 ) -> None:
     monkeypatch.setattr(module, "COMPILE_S", 60.0)
     monkeypatch.setattr(module, "COMPILE_BYTES", 1 << 40)
+    others = set(psutil.Process().children())
     form = ResponseFormat.json_schema(ENDLESS["thirty choices"])
     with pytest.raises(DeadlineError):
         tiny_engine().answer("a", response_format=form, deadline_s=0.1)
-    assert not psutil.Process().children()
+    assert set(psutil.Process().children()) <= others
 
 
 def test_equal_forms_are_compiled_once_and_the_oldest_are_forgotten(
