@@ -54,7 +54,7 @@ bench-papers: $(STAMP)
 # What needs a GPU: its tests, then times. SHAPE is one of benchmarks.random_model that fits the device.
 SHAPE ?= llama-3.2-1b
 gpu: $(STAMP)
-	$(BIN)/python -c "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 'There is no CUDA device here (see docs/gpu.md).')"
+	$(BIN)/python -c "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 'There is no CUDA device here (see docs/research/gpu.md).')"
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m gpu
 	$(BIN)/ragkv doctor
 	$(BIN)/python -m benchmarks.ttft --device cuda --shapes $(SHAPE) --peak

@@ -6,7 +6,7 @@ each.
     python -m benchmarks.figures --list
 
 Measured on a model over the articles of `examples/corpus`, or simulated from a trace
-(docs/policies.md) and a profile.
+(docs/research/policies.md) and a profile.
 """
 
 import argparse

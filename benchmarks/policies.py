@@ -252,7 +252,7 @@ def main() -> None:
         type=Path,
         nargs="*",
         default=[],
-        help="further traces, CSV or as published: docs/policies.md",
+        help="further traces, CSV or as published: docs/research/policies.md",
     )
     options_parser.add_argument(
         "--part", choices=list(PARTS), action="append", help="only this part; repeat for more"

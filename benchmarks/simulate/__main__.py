@@ -1,4 +1,4 @@
-"""`python -m benchmarks.simulate`: traces replayed through eviction policies (docs/policies.md)."""
+"""`python -m benchmarks.simulate`: traces replayed through eviction policies (docs/research/policies.md)."""
 
 import sys
 from pathlib import Path
@@ -19,7 +19,7 @@ def simulate(
     trace: Annotated[
         str,
         typer.Option(
-            help="A file: CSV, or as published; birth-death or sharegpt-like: docs/policies.md."
+            help="A file: CSV, or as published; birth-death or sharegpt-like: docs/research/policies.md."
         ),
     ],
     policy: Annotated[

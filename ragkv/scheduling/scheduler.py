@@ -5,7 +5,7 @@ The callers' threads do the work. An admission covers planning and prefill, neve
 admitted request computes while the others look up and read ahead (section 3.2.1), and an open
 stream delays no other request. What is held for a request is released however it ends. Engines on
 one model have a scheduler each, with a queue of its own, and share the `ModelTurns`. The scheduler
-knows no prompts. docs/scheduler.md has a drawing.
+knows no prompts. docs/research/scheduler.md has a drawing.
 """
 
 import threading

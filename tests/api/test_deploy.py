@@ -1,4 +1,4 @@
-"""docs/deploy.md, docs/settings.md, Dockerfile, compose.yaml and the units of systemd agree with
+"""docs/deploy.md, docs/reference/settings.md, Dockerfile, compose.yaml and the units of systemd agree with
 the code.
 """
 

@@ -1,4 +1,4 @@
-"""Policies one block at a time, as docs/policies.md defines them: slow, naive, and sharing no code
+"""Policies one block at a time, as docs/research/policies.md defines them: slow, naive, and sharing no code
 with ragkv.
 
 `Reference` raises `LookupError` for a policy that it does not define.
