@@ -9,7 +9,7 @@ There are three kinds, which differ in when they know their tokens:
   (CacheBlend section 4.3). Deviation is `sqrt(sum dK^2 + sum dV^2)` of fresh against stored KV,
   with K before RoPE, in float32. The selector only decides how many tokens remain in each layer.
   The fusor keeps those with the highest deviation.
-- An `AskingSelector` (ours, docs/selection.md) gets the question's attention from a first pass of
+- An `AskingSelector` (ours, docs/research/selection.md) gets the question's attention from a first pass of
   the computed rows over all reused KV. From then on it works like a static one.
 """
 

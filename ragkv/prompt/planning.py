@@ -20,7 +20,7 @@ from ragkv.store import Lease, ids_digest
 from .prompt import Prompt
 
 # The first tokens of the prompt's first chunk are computed in place. There they are the prompt's
-# attention sinks, and the stored KV has seen others (docs/selection.md).
+# attention sinks, and the stored KV has seen others (docs/research/selection.md).
 LEADING_TOKENS = 64
 
 

@@ -156,7 +156,7 @@ class Rag(RagCorpus):
         """Hits, the best first, in the order of a prompt: the best last or first ("score"), or as
         in the corpus.
 
-        `None` is best last, next to the question (docs/selection.md). Raises `InputError` for an
+        `None` is best last, next to the question (docs/research/selection.md). Raises `InputError` for an
         unknown order.
         """
         if order is None:

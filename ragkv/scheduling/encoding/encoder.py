@@ -1,7 +1,7 @@
 """Encoding: computes chunks' KV once and makes position-free entries.
 
 A chunk is encoded behind the application's prefix and a neutral text. In a prompt a chunk follows
-other text, so this is the KV to expect of it (ours; docs/selection.md). The text ships with the
+other text, so this is the KV to expect of it (ours; docs/research/selection.md). The text ships with the
 package, so no words of one document are carried into the KV of another. A changed text changes the
 identity of entries. With an empty neutral text chunks are encoded directly after the prefix, as in
 the papers. Neither the prefix's KV nor the text's is part of an entry.
