@@ -1,4 +1,4 @@
-"""The tables of docs/reference/settings.md and docs/deploy.md, made from the code: `python -m
+"""The tables of docs/reference/settings.md and metrics.md, made from the code: `python -m
 docs.reference.tables`.
 """
 
@@ -76,7 +76,7 @@ def table_of(name: str, text: str) -> str:
 TABLES = {
     "settings": (DOCS / "reference" / "settings.md", engine_table),
     "server settings": (DOCS / "reference" / "settings.md", server_table),
-    "metrics": (DOCS / "deploy.md", metrics_table),
+    "metrics": (DOCS / "reference" / "metrics.md", metrics_table),
 }
 
 

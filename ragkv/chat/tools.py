@@ -2,7 +2,7 @@
 
 Where the chat template knows tools, it writes them. Where it does not, they are described in the
 system message, and calls and results are written as `<tool_call>` and `<tool_response>`
-(docs/tools.md). Calls are read in every form that supported families write: `<tool_call>` (Hermes,
+(docs/api.md). Calls are read in every form that supported families write: `<tool_call>` (Hermes,
 Qwen), `[TOOL_CALLS]` and a list (Mistral), JSON with "parameters" (Llama 3), plain JSON. An answer
 that is in none of them, or names no tool of the request, is text.
 """

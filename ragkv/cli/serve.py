@@ -65,7 +65,9 @@ VllmUrl = Annotated[
 ]
 Mcp = Annotated[
     bool,
-    typer.Option("--mcp", help="Also offer the documents to MCP clients, at /mcp: docs/mcp.md."),
+    typer.Option(
+        "--mcp", help="Also offer the documents to MCP clients, at /mcp: docs/clients.md."
+    ),
 ]
 
 

@@ -97,7 +97,7 @@ class AnswerOptions(PrefillOptions, total=False):
     stop: Sequence[str]  # strings that end the answer
     # log probabilities of the tokens, and of this many (0 to 20) most probable ones
     logprobs: int | None
-    # the form that the answer must have (docs/structured.md)
+    # the form that the answer must have (docs/api.md)
     response_format: ResponseFormat | None
     on_prefill: Callable[[ServedPrompt], None] | None  # called before the first token
     # The fields of `ragkv.model.decode.sampling.Sampling`, where each has its range. Greedy unless

@@ -29,12 +29,13 @@ def test_a_client_answers_from_a_collection_as_its_page_says(
     reader: Engine, tmp_path: Path, client: str
 ) -> None:
     section = PAGE.split(f"## {client}\n")[1]
-    code = re.search(r"```text\n(.*?)```", section, re.DOTALL)[1]  # type: ignore[index]
+    code = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]  # type: ignore[index]
     with client_of(app_on(reader, tmp_path)) as filling:
         filling.post("/v1/collections", json={"name": "docs"})
         filling.post("/v1/collections/docs/documents", files=corpus())
     with on_port(app_on(reader, tmp_path)) as url:
-        code = code.replace("http://127.0.0.1:8000", url).replace("smollm2:", "reader:")
+        code = code.replace("http://127.0.0.1:8000", url).replace("smollm2:default", "reader:docs")
+        code = code.replace("Where is Thomas Telford buried?", "What is the job of Lodwin?")
         done = subprocess.run(
             [str(PYTHON), "-c", code], capture_output=True, text=True, timeout=300, check=False
         )

@@ -29,7 +29,7 @@ from .copied import call_packed
 ROUTERS = ("gate", "router", "shared_expert_gate")
 WEIGHT_STEPS = 127  # A weight has so many steps on each side of zero.
 LEAST_SCALE = 1e-30  # A row of zeros has this scale.
-FEW_ROWS = 48  # FBGEMM multiplies faster up to so many rows (docs/models.md).
+FEW_ROWS = 48  # FBGEMM multiplies faster up to so many rows (docs/research/weights.md).
 # FBGEMM keeps so many inputs together; a part of a block takes the memory of a whole one.
 BLOCK = 512
 TRIED_TOKENS = 128  # So many random tokens show the range of each input.

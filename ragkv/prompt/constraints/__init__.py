@@ -6,7 +6,7 @@
 `grammar.Grammars` compiles a form for one tokenizer. Each answer gets its own `TokenConstraint`:
 before a token is chosen, it forbids the tokens that the form does not allow. The package knows no
 model, no prompt and no batch. The compiler, the extra `structured`, is imported with the first
-constrained answer (docs/structured.md).
+constrained answer (docs/api.md).
 """
 
 from .response_format import CallSyntax, ResponseFormat, parse
