@@ -40,7 +40,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("deploy.md", "docker compose run"): "needs Docker; tests/api/test_deploy.py reads the files",
     ("deploy.md", "apt-get install"): "needs root; tests/api/attacks start the same nginx",
     ("deploy.md", "python3 -m venv"): "needs root and systemd",
-    ("models.md", "ragkv ask \"Where is Thomas Telford buried?\" --home notes --device"): "a GPU",
+    ("models.md", 'ragkv ask "Where is Thomas Telford buried?" --home notes --device'): "a GPU",
     ("scale.md", "pip install"): "needs Redis and Ray; tests/integrations/ray run the command",
     ("vllm.md", "python3.11 -m venv"): "vLLM's environment; `make test-vllm` runs the connector",
     ("vllm.md", ". vllm/bin/activate"): "vLLM's environment; `make test-vllm` runs the example",
