@@ -51,6 +51,7 @@ from ragkv import Engine
 from ragkv.config import SELECTOR_NAMES
 from ragkv.errors import InputError, PromptTooLongError, RagKVError
 from ragkv.fusion.plan import MOST_ASKING_ROWS
+from ragkv.fusion.selectors import ASKED
 from ragkv.runtime.rates import Rate
 
 SELECTORS = tuple(name for name in SELECTOR_NAMES if name not in ("all", "none"))
@@ -97,7 +98,9 @@ def exported(options: argparse.Namespace) -> str:
 def run(options: argparse.Namespace) -> str:
     """Ask what no earlier run asked; returns the table. Raises `RagKVError`."""
     forms = [Form.of(text) for text in options.forms]
-    compared = methods(options.selectors, options.ratios, forms, options.asking_rows)
+    compared = methods(
+        options.selectors, options.ratios, forms, options.asking_rows, options.asked_layers
+    )
     if options.leave_out:
         compared = [
             one
@@ -248,6 +251,11 @@ def _share(drawn: np.ndarray, part: np.ndarray, whole: np.ndarray) -> str:
     return f"{part.sum() / total:.2f} [{low:.2f}, {high:.2f}]"
 
 
+def _window(text: str) -> tuple[float, float]:
+    start, stop = map(float, text.split("-"))
+    return start, stop
+
+
 def _options(arguments: Sequence[str] | None = None) -> Any:
     parser = report.parser(__doc__, "two questions of each set", threads=1)
     parser.add_argument("--model", default="smollm2")
@@ -272,6 +280,13 @@ def _options(arguments: Sequence[str] | None = None) -> Any:
         type=int,
         default=[MOST_ASKING_ROWS],
         help="of a question, at most",
+    )
+    parser.add_argument(
+        "--asked-layers",
+        nargs="+",
+        type=_window,
+        default=[ASKED],
+        help="where in the model's depth `attention` asks, such as .5-1",
     )
     parser.add_argument(
         "--export",

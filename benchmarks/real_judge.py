@@ -1,6 +1,7 @@
 """One real model, the methods that are compared on it, and what each gives for a question."""
 
 import importlib.util
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from examples.metrics import best, token_f1
 from ragkv import Chunk, Engine, EngineConfig
 from ragkv.errors import InputError
 from ragkv.fusion import plan
+from ragkv.fusion.selectors import ASKED, Attention
 from ragkv.model.decode.stopping import end_tokens
 
 # The first tokens of the full prefill's answer, over which KL and agreement are means.
@@ -77,11 +79,13 @@ def methods(
     ratios: Sequence[float],
     forms: Sequence[Form],
     asking_rows: Sequence[int] = (plan.MOST_ASKING_ROWS,),
+    asked: Sequence[tuple[float, float]] = (ASKED,),
 ) -> list[Method]:
     """Full recompute first; then no passages, prefix caching, and with every form full reuse and
     each selector.
 
-    `attention` comes with each of `asking_rows`, the most rows of a question that ask.
+    `attention` comes with each of `asking_rows`, the most rows of a question that ask, and with
+    each of `asked`, where in the model's depth they ask.
     """
     plain = forms[0]
     made = [
@@ -94,14 +98,15 @@ def methods(
         made.append(Method(f"{before}reuse", {"selector": "none", "ratio": 0.0}, form))
         for ratio in ratios:
             for selector in selectors:
-                options = {"selector": selector, "ratio": ratio}
                 name = f"{before}{selector} {ratio:g}"
-                for rows in asking_rows if selector == "attention" else asking_rows[:1]:
-                    told = (
-                        f", {rows} rows"
-                        if rows != plan.MOST_ASKING_ROWS and selector == "attention"
-                        else ""
-                    )
+                if selector != "attention":
+                    options = {"selector": selector, "ratio": ratio}
+                    made.append(Method(name, options, form, asking_rows=asking_rows[0]))
+                    continue
+                for rows, where in itertools.product(asking_rows, asked):
+                    told = f", {rows} rows" if rows != plan.MOST_ASKING_ROWS else ""
+                    told += f", depth {where[0]:g}-{where[1]:g}" if where != ASKED else ""
+                    options = {"selector": Attention(where), "ratio": ratio}
                     made.append(Method(name + told, options, form, asking_rows=rows))
     return made
 

@@ -2,9 +2,9 @@
 
 For each layer the stored slices are read, their keys are rotated to their positions, and keys and
 values are placed in the prompt's KV. Then the layer runs over the computed rows, whose fresh KV
-overwrites the stored KV. A checking selector narrows the rows down between two layers. An asking
-selector needs two passes: the first places everything and measures the question's attention, the
-second recomputes what was chosen and loads nothing.
+overwrites the stored KV. A checking selector narrows the rows down between two layers. For an
+asking selector the question first passes the lower layers alone and measures what it attends to.
+Then the chosen tokens are recomputed from layer 0 on, while the upper layers load.
 
 `fuse` runs no layer itself. It yields the rows of each layer and is sent what the layer makes of
 them, so that the rows of several prompts can go through the weights together (`passes.py`). It
@@ -64,11 +64,17 @@ Fusing = Generator[LayerRows, torch.Tensor, Fused]  # yields rows, is sent hidde
 class RowChoice:
     """The candidates that a prompt recomputes, chosen before, during or after loading."""
 
-    def __init__(self, plan: Plan, selector: Selector, ratio: float, seed: int) -> None:
+    def __init__(
+        self, plan: Plan, selector: Selector, ratio: float, seed: int, layers: int
+    ) -> None:
+        """`layers` is the model's number of layers."""
         count = len(plan.candidates)
         self.wanted = budget(ratio, count)
         self.asks = selector if isinstance(selector, AskingSelector) and self.wanted else None
         self.checks = selector if isinstance(selector, CheckingSelector) and self.wanted else None
+        self.asked_layers = self.asks.layers(layers) if self.asks else range(0)
+        # layers that may load while the ones below them are recomputed
+        self.upper_layers = layers - self.asked_layers.stop if self.asks else 0
         self.ratio = ratio
         self.candidates = plan.candidates
         # indices of the candidates that the first pass computes, (C,) ascending
@@ -97,45 +103,42 @@ def fuse(
     """
     kv = allocate()
     length = plan.token_ids.numel()
-    layers = range(adapter.layer_count)
     tables = adapter.rope.tables(length)
     placing = _Placing(adapter, tables, choice.loaded, kv, record)
-    token_ids = plan.token_ids
-    forced = plan.forced
-    watch = None
-    if choice.asks is not None:
-        token_ids, forced = plan.asking()
+
+    def running(token_ids: torch.Tensor, forced: torch.Tensor, chosen: torch.Tensor) -> _Running:
+        return _Running(adapter, kv, tables, record, token_ids, forced, choice.candidates, chosen)
+
+    placed = choice.asked_layers.stop  # layers that are placed before recompute begins
+    if choice.asks is None:
+        rows = running(plan.token_ids, plan.forced, choice.first)
+    else:
+        asking = running(*plan.asking(), choice.first)
         watch = Watch(plan.question_rows - plan.unasked_rows, length, adapter.device)
-    running = _Running(
-        adapter, kv, tables, record, token_ids, forced, choice.candidates, choice.first
-    )
-
-    for layer in layers:
-        slices = reader.layer(layer)
-        placing.place(layer, slices)
-        if choice.checks is not None and layer > 0:
-            _keep_deviating(layer, running, choice, slices)
-        yield from running.through(layer, watch)
-        if watch is None:
-            kv.finish_prefill(layer, length)
-
-    if choice.asks is not None and watch is not None:
-        asked = running.row_layers
+        for layer in range(placed):
+            placing.place(layer, reader.layer(layer))
+            yield from asking.through(layer, watch if layer in choice.asked_layers else None)
         attention = watch.received()[choice.candidates.positions]  # (N,)
         chosen = choice.asks.select(choice.candidates, attention, choice.ratio)
-        # Rows before the first candidate saw nothing that this pass changes.
-        forced = plan.forced[plan.leading_rows :]
-        running = _Running(
-            adapter, kv, tables, record, plan.token_ids, forced, choice.candidates, chosen
-        )
-        running.row_layers = asked
-        for layer in layers:
-            yield from running.through(layer)
-            kv.finish_prefill(layer, length)
+        # Rows before the first candidate saw nothing that recompute changes: they wait above.
+        rows = running(plan.token_ids, plan.forced[plan.leading_rows :], chosen)
+        rows.row_layers = asking.row_layers
+
+    for layer in range(adapter.layer_count):
+        slices: Sequence[torch.Tensor] = ()
+        if layer >= placed:
+            slices = reader.layer(layer)
+            placing.place(layer, slices)
+        if choice.asks is not None and layer == placed:
+            rows.join(asking, plan.leading_rows)
+        if choice.checks is not None and layer > 0:
+            _keep_deviating(layer, rows, choice, slices)
+        yield from rows.through(layer)
+        kv.finish_prefill(layer, length)
 
     kv.length = length
-    selected = tuple(running.selected_by_layer)
-    return Fused(kv, running.hidden[:, -1:], selected, running.row_layers, placing.seconds)
+    selected = tuple(rows.selected_by_layer)
+    return Fused(kv, rows.hidden[:, -1:], selected, rows.row_layers, placing.seconds)
 
 
 class _Running:
@@ -168,11 +171,7 @@ class _Running:
     def through(
         self, layer: int, watch: Watch | None = None
     ) -> Generator[LayerRows, torch.Tensor, None]:
-        """Yield the rows for `layer`, and continue with the hidden states that are sent.
-
-        The later half of the layers adds to `watch`.
-        """
-        watch = watch if layer >= self.adapter.layer_count // 2 else None
+        """Yield the rows for `layer`, and continue with the hidden states that are sent."""
         cos, sin = self._tables.of(self.adapter.rope_kind(layer), self.rows)
         part = KVRows(self._kv, self.rows, self.adapter.windows, self._record, watch)
         self.hidden = yield LayerRows(layer, part, self.hidden, cos, sin)
@@ -184,6 +183,13 @@ class _Running:
         before = self.rows.positions
         self._set(self.chosen[kept])
         self.hidden = self.hidden[:, torch.searchsorted(before, self.rows.positions)]
+
+    def join(self, other: "_Running", count: int) -> None:
+        """Continue also with the first `count` rows of `other`, which stand before these."""
+        if count:
+            self._forced = torch.cat((other._forced[:count], self._forced))
+            self._set(self.chosen)
+            self.hidden = torch.cat((other.hidden[:, :count], self.hidden), dim=1)
 
     def _set(self, chosen: torch.Tensor) -> None:
         self.chosen = chosen

@@ -98,15 +98,15 @@ class Fusor:
         of its range. `new_kv` makes the KV of a given capacity; by default the adapter does.
         """
         adapter = self.adapter
-        choice = RowChoice(plan, selector, ratio, self.seed)
+        layers = adapter.layer_count
+        choice = RowChoice(plan, selector, ratio, self.seed, layers)
         allocate = partial(new_kv or adapter.new_kv, plan.token_ids.numel() + headroom)
         leases = [span.lease for span in choice.loaded if span.lease is not None]
-        layers = adapter.layer_count
         ahead = self._ahead
         if ahead is None:
             size = sum(lease.stored_bytes for lease in leases if not lease.in_place)
             rows = plan.forced.numel() + choice.wanted
-            ahead = self.speeds.ahead(size, rows * layers, layers)
+            ahead = self.speeds.ahead(size, rows * layers, layers, choice.upper_layers)
         with LayerReader(leases, layers, ahead, self.readers, adapter.device) as reader:
             fusing = fuse(adapter, plan, choice, reader, allocate, record)
             yield PromptPass(fusing, reader, choice.rows, check)

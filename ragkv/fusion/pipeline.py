@@ -244,14 +244,15 @@ class Speeds:
         """Add a measurement of computing; `row_layers` are the rows, summed over layers."""
         self.row_layer_s = _mean(self.row_layer_s, row_layers, seconds)
 
-    def ahead(self, size_bytes: int, row_layers: int, layers: int) -> int:
+    def ahead(self, size_bytes: int, row_layers: int, layers: int, least: int = 0) -> int:
         """Layers to read ahead in a pass that reads `size_bytes` and computes `row_layers` over
-        `layers` layers.
+        `layers` layers; `least` if their buffers are not too large.
         """
-        if self._byte_s is None or self.row_layer_s is None or size_bytes == 0:
-            return UNMEASURED
-        wanted = layers_ahead(self._byte_s * size_bytes, self.row_layer_s * row_layers, layers)
-        return max(1, min(wanted, MOST_BYTES * layers // size_bytes))
+        wanted = UNMEASURED
+        if self._byte_s is not None and self.row_layer_s is not None and size_bytes:
+            load_s = self._byte_s * size_bytes
+            wanted = layers_ahead(load_s, self.row_layer_s * row_layers, layers)
+        return max(1, min(max(wanted, least), MOST_BYTES * layers // max(1, size_bytes)))
 
 
 def _mean(before: float | None, amount: int, seconds: float) -> float | None:

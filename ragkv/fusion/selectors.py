@@ -9,8 +9,9 @@ There are three kinds, which differ in when they know their tokens:
   (CacheBlend section 4.3). Deviation is `sqrt(sum dK^2 + sum dV^2)` of fresh against stored KV,
   with K before RoPE, in float32. The selector only decides how many tokens remain in each layer.
   The fusor keeps those with the highest deviation.
-- An `AskingSelector` (ours, docs/research/selection.md) gets the question's attention from a first pass of
-  the computed rows over all reused KV. From then on it works like a static one.
+- An `AskingSelector` (ours, docs/research/selection.md) gets the question's attention from a first
+  pass of the computed rows over the lower layers of all reused KV. From then on it works like a
+  static one.
 """
 
 import math
@@ -22,6 +23,10 @@ import torch
 from ragkv.errors import ConfigError
 
 from .plan import Candidates
+
+# Where in a model's depth the question asks. The layers above choose no better, and they load while
+# those below are recomputed (docs/research/selection.md).
+ASKED = (0.5, 0.73)
 
 
 def budget(ratio: float, count: int) -> int:
@@ -72,12 +77,23 @@ class AskingSelector(Selector):
     as compute.
     """
 
+    def __init__(self, asked: tuple[float, float] = ASKED) -> None:
+        """`asked` is where in the depth of the model, from 0 to 1, the asked layers begin and
+        end.
+        """
+        self._asked = asked
+
+    def layers(self, count: int) -> range:
+        """The asked layers of a model that has `count`."""
+        start, stop = (round(share * count) for share in self._asked)
+        return range(start, max(start + 1, stop))
+
     @abstractmethod
     def select(self, candidates: Candidates, attention: torch.Tensor, ratio: float) -> torch.Tensor:
         """`budget(ratio, N)` indices into the candidates, ascending.
 
         `attention` (N,) float32 is the attention of the question's rows to each candidate, averaged
-        over rows, heads and the later half of the layers.
+        over rows, heads and the asked layers.
         """
 
 
