@@ -41,6 +41,7 @@ def test_the_read_ahead_follows_measured_speeds() -> None:
     for _ in range(50):  # the disk became as fast as the model
         speeds.add_read(1000, 1.0)
     assert speeds.ahead(1000, 100, LAYERS) == 1
+    assert speeds.ahead(1000, 100, LAYERS, least=7) == 7
 
 
 def test_the_buffer_is_bounded_at_any_measured_speed() -> None:
@@ -48,4 +49,4 @@ def test_the_buffer_is_bounded_at_any_measured_speed() -> None:
     speeds.add_read(1, 1.0)
     speeds.add_compute(100, 1e-6)
     assert speeds.ahead(6 * MOST_BYTES, 1, LAYERS) == LAYERS // 6
-    assert speeds.ahead(100 * MOST_BYTES, 1, LAYERS) == 1
+    assert speeds.ahead(100 * MOST_BYTES, 1, LAYERS, least=7) == 1

@@ -1,0 +1,122 @@
+"""An asking selector: the question asks over the lower layers, and recompute begins while the upper
+ones load.
+"""
+
+from collections.abc import Iterator
+from copy import deepcopy
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from ragkv import Engine
+from ragkv.fusion import LayerReader, make_selector
+from ragkv.fusion.pipeline import UNMEASURED
+from ragkv.fusion.selectors import Attention, budget
+from ragkv.model import Adapter
+from tests import tiny_models
+from tests.fusion import helpers
+from tests.fusion.helpers import CHUNKS, QUESTION, N
+
+LAYERS = 4
+ASKED = make_selector("attention").layers(LAYERS)  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with helpers.engine() as engine:
+        yield engine
+
+
+@pytest.mark.parametrize(
+    ("asked", "count", "layers"),
+    [
+        ((0.5, 0.73), 30, range(15, 22)),
+        ((0.5, 0.73), 1, range(1)),
+        ((0.5, 0.73), 4, range(2, 3)),
+        ((0.5, 1.0), 28, range(14, 28)),
+        ((0.6, 0.6), 10, range(6, 7)),
+    ],
+)
+def test_the_asked_layers_are_a_part_of_the_models_depth_and_at_least_one(
+    asked: tuple[float, float], count: int, layers: range
+) -> None:
+    assert Attention(asked).layers(count) == layers
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mistral"])
+def test_the_chosen_tokens_are_those_that_the_question_attends_to_in_the_asked_layers(
+    family: str,
+) -> None:
+    model = tiny_models.model(family)
+    with helpers.engine(family) as engine:
+        reused = engine.prefill(QUESTION, CHUNKS, selector="none")
+        chosen = engine.prefill(QUESTION, CHUNKS, selector="attention", ratio=0.2).selected
+        first = engine.prefill(QUESTION, CHUNKS, selector="first-k", ratio=1.0).selected
+    ids = reused.token_ids[None]
+    cache = DynamicCache()
+    for layer in range(LAYERS):  # what stands before the question
+        k_rot, v = reused.kv.view(layer, ids.shape[1] - len(QUESTION))
+        cache.update(k_rot, v, layer)
+    naive = deepcopy(model)
+    naive.set_attn_implementation("eager")
+    with torch.no_grad():
+        out = naive(ids[:, -len(QUESTION) :], past_key_values=cache, output_attentions=True)
+    received = torch.stack([out.attentions[layer] for layer in ASKED]).mean((0, 1, 2, 3))
+    best = received[first].topk(budget(0.2, N)).indices
+    assert chosen.tolist() == sorted(first[best].tolist())
+
+
+def test_recompute_begins_before_the_layers_above_the_asked_ones_are_taken(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[tuple[str, int]] = []
+    taken = LayerReader.layer
+    computed = Adapter.call_layer
+
+    def layer(reader: LayerReader, number: int) -> list[torch.Tensor]:
+        events.append(("load", number))
+        return taken(reader, number)
+
+    def call_layer(adapter: Adapter, number: int, *rows: object) -> torch.Tensor:
+        events.append(("compute", number))
+        return computed(adapter, number, *rows)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LayerReader, "layer", layer)
+    monkeypatch.setattr(Adapter, "call_layer", call_layer)
+    engine.prefill(QUESTION, CHUNKS, selector="attention", ratio=0.2)
+
+    def both(number: int) -> list[tuple[str, int]]:
+        return [("load", number), ("compute", number)]
+
+    asking = [event for number in range(ASKED.stop) for event in both(number)]
+    lower = [("compute", number) for number in range(ASKED.stop)]
+    upper = [event for number in range(ASKED.stop, LAYERS) for event in both(number)]
+    assert events == asking + lower + upper
+
+
+def test_a_row_before_the_first_candidate_is_computed_once_in_each_layer(engine: Engine) -> None:
+    missed = tiny_models.tokens(25, seed=77)
+    prefill = engine.prefill(QUESTION, [missed, *CHUNKS[1:]], selector="attention", ratio=0.2)
+    leading = len(missed)
+    question = len(QUESTION)
+    rows = LAYERS * leading + ASKED.stop * question + LAYERS * (question + budget(0.2, N))
+    assert prefill.reuse.compute == pytest.approx(rows / (LAYERS * prefill.reuse.tokens))
+
+
+def test_the_layers_above_the_asked_ones_are_read_while_those_below_are_recomputed() -> None:
+    with helpers.engine() as engine:
+        aheads: list[int] = []
+        made = LayerReader.__init__
+
+        def init(
+            reader: LayerReader, leases: object, layers: int, ahead: int, *rest: object
+        ) -> None:
+            aheads.append(ahead)
+            made(reader, leases, layers, ahead, *rest)  # type: ignore[arg-type]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LayerReader, "__init__", init)
+            engine.prefill(QUESTION, CHUNKS, selector=Attention((0.0, 0.25)), ratio=0.2)
+            engine.prefill(QUESTION, CHUNKS, selector="first-k", ratio=0.2)
+    assert aheads == [3, UNMEASURED]
