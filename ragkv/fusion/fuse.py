@@ -14,6 +14,7 @@ knows no text, documents or tiers, reads entries and never writes them.
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -106,8 +107,7 @@ def fuse(
     tables = adapter.rope.tables(length)
     placing = _Placing(adapter, tables, choice.loaded, kv, record)
 
-    def running(token_ids: torch.Tensor, forced: torch.Tensor, chosen: torch.Tensor) -> _Running:
-        return _Running(adapter, kv, tables, record, token_ids, forced, choice.candidates, chosen)
+    running = partial(_Running, adapter, kv, tables, record, choice.candidates)
 
     placed = choice.asked_layers.stop  # layers that are placed before recompute begins
     if choice.asks is None:
@@ -150,9 +150,9 @@ class _Running:
         kv: PromptKV,
         tables: RotaryTables,
         record: Recording | None,
+        candidates: Candidates,
         token_ids: torch.Tensor,
         forced: torch.Tensor,
-        candidates: Candidates,
         chosen: torch.Tensor,
     ) -> None:
         """The rows are the positions `forced`, and the candidates of index `chosen` (C,)."""
