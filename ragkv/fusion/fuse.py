@@ -106,7 +106,6 @@ def fuse(
     length = plan.token_ids.numel()
     tables = adapter.rope.tables(length)
     placing = _Placing(adapter, tables, choice.loaded, kv, record)
-
     running = partial(_Running, adapter, kv, tables, record, choice.candidates)
 
     placed = choice.asked_layers.stop  # layers that are placed before recompute begins
@@ -125,7 +124,6 @@ def fuse(
         rows.row_layers = asking.row_layers
 
     for layer in range(adapter.layer_count):
-        slices: Sequence[torch.Tensor] = ()
         if layer >= placed:
             slices = reader.layer(layer)
             placing.place(layer, slices)
@@ -137,8 +135,8 @@ def fuse(
         kv.finish_prefill(layer, length)
 
     kv.length = length
-    selected = tuple(rows.selected_by_layer)
-    return Fused(kv, rows.hidden[:, -1:], selected, rows.row_layers, placing.seconds)
+    selected_by_layer = tuple(rows.selected_by_layer)
+    return Fused(kv, rows.hidden[:, -1:], selected_by_layer, rows.row_layers, placing.seconds)
 
 
 class _Running:
