@@ -94,30 +94,30 @@ STORIES = [page for page in PAGES if any(one.language in ALL for one in blocks(p
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a reader who has ingested the examples."""
-    folder = tmp_path_factory.mktemp("home")
-    _with_command(folder)
-    _run(folder, "ragkv ingest examples/corpus --minutes 0", 0)
-    return folder / HOME
-
-
-@pytest.fixture
-def folder(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A reader's current folder, with the home and the examples."""
-    shutil.copytree(home, tmp_path / HOME)
-    _with_command(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def _with_command(folder: Path) -> None:
+def ingested(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a reader who has ingested the examples, and a copy of that home in `kept`."""
+    folder = tmp_path_factory.mktemp("reader")
     for name in ("examples", "deploy"):
-        (folder / name).symlink_to(ROOT / name)
+        shutil.copytree(ROOT / name, folder / name)
     command = folder / "bin" / "ragkv"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ragkv "$@"\n')
     command.chmod(0o755)
+    _run(folder, "ragkv ingest examples/corpus --minutes 0", 0)
+    shutil.copytree(folder / HOME, folder / "kept")
+    return folder
+
+
+@pytest.fixture
+def folder(ingested: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """That folder as it was after ingesting, as the current one."""
+    shutil.rmtree(ingested / HOME)
+    shutil.copytree(ingested / "kept", ingested / HOME)
+    monkeypatch.chdir(ingested)
+    for name in os.environ:
+        if name.startswith("RAGKV_"):
+            monkeypatch.delenv(name)
+    return ingested
 
 
 @pytest.mark.parametrize("page", STORIES, ids=lambda page: page.name)
@@ -164,8 +164,9 @@ def _shell(folder: Path, text: str, port: int, stack: contextlib.ExitStack) -> s
 
 
 def _environment(folder: Path, port: int) -> dict[str, str]:
+    own = {name: value for name, value in os.environ.items() if not name.startswith("RAGKV_")}
     return {
-        **os.environ,
+        **own,
         "PATH": f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "HF_HUB_OFFLINE": "1",
