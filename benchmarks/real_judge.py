@@ -111,6 +111,73 @@ def methods(
     return made
 
 
+class Reader:
+    """A model's tokens and probabilities behind a prefill, and the form in which it is asked."""
+
+    def __init__(self, engine: Engine, asked: str = "") -> None:
+        """`asked` is the question's form with `{question}` in it; empty: one that suits the
+        model.
+        """
+        self._model = engine.model.adapter.model
+        self._tokenizer = engine.tokenizer
+        self._end_tokens = end_tokens(self._model, self._tokenizer)
+        has_template = bool(engine.intake.runs.after_question)
+        self._asked = asked or (WITH_TEMPLATE if has_template else WITHOUT_TEMPLATE)
+        self._before_answer = "" if has_template else " "
+
+    def question(self, asked: Asked) -> str:
+        """The question as it stands in the prompt."""
+        return self._asked.replace("{question}", asked.question)
+
+    def golds(self, asked: Asked) -> list[int]:
+        """The first gold answer's tokens, at most `GOLD_TOKENS`."""
+        assert self._tokenizer is not None
+        text = self._before_answer + asked.golds[0]
+        return list(self._tokenizer(text, add_special_tokens=False).input_ids)[:GOLD_TOKENS]
+
+    def line(self, prefill: Any, tokens: int) -> str:
+        """The first line of the greedy answer of at most `tokens` tokens."""
+        assert self._tokenizer is not None
+        text = self._tokenizer.decode(self.decoded(prefill, tokens), skip_special_tokens=True)
+        return str(text).strip().partition("\n")[0]
+
+    @torch.inference_mode()
+    def decoded(self, prefill: Any, count: int) -> list[int]:
+        """The greedy answer: at most `count` tokens, the end token included."""
+        cache = prefill.cache
+        logits = prefill.logits
+        found = list[int]()
+        while True:
+            found.append(int(logits.argmax()))
+            if found[-1] in self._end_tokens or len(found) == count:
+                return found
+            logits = self._model(self._on_device(found[-1:]), past_key_values=cache).logits[0, -1]
+
+    @torch.inference_mode()
+    def log_probabilities(self, prefill: Any, ids: Sequence[int]) -> torch.Tensor:
+        """Of every token at each place of `ids` (N,), each behind the ones before it: (N, V)
+        float32, on the host.
+        """
+        logits = prefill.logits[None]
+        if len(ids) > 1:
+            rest = self._model(self._on_device(ids[:-1]), past_key_values=prefill.cache).logits[0]
+            logits = torch.cat((logits, rest.float()))
+        return torch.log_softmax(logits.float(), -1).cpu()
+
+    def likelihood(self, prefill: Any, ids: Sequence[int]) -> float:
+        """The mean log-probability of the tokens `ids`, each behind the ones before it."""
+        found = self.log_probabilities(prefill, ids).gather(1, torch.tensor(ids)[:, None])
+        return float(found.mean())
+
+    def _on_device(self, ids: Sequence[int]) -> torch.Tensor:
+        return torch.tensor([list(ids)], device=self._model.device)
+
+
+def divergence(wanted: torch.Tensor, found: torch.Tensor) -> float:
+    """KL(wanted || found) in nats, mean over rows of log-probabilities (N, V)."""
+    return float((wanted.exp() * (wanted - found)).sum(-1).mean())
+
+
 class Judge:
     """Answers the questions of one set from the KV of every method, each form in an engine of its
     own.
@@ -137,12 +204,7 @@ class Judge:
             )
             for name, form in forms.items()
         }
-        self._model = base.model.adapter.model
-        self._tokenizer = base.tokenizer
-        self._end_tokens = end_tokens(self._model, self._tokenizer)
-        has_template = bool(base.intake.runs.after_question)
-        self._asked = asked or (WITH_TEMPLATE if has_template else WITHOUT_TEMPLATE)
-        self._before_answer = "" if has_template else " "
+        self._reader = Reader(base, asked)
 
     def __enter__(self) -> "Judge":
         return self
@@ -158,13 +220,14 @@ class Judge:
             chunks = [engine.chunk(text) for text in asked.passages]
             engine.warm(chunks)
             make_first_exact(engine, chunks)
-            engine.prefill(self._question(asked), chunks, ratio=0.15)
+            engine.prefill(self._reader.question(asked), chunks, ratio=0.15)
             engine.delete(chunks)
 
     def ask(self, asked: Asked, methods: Sequence[Method]) -> Iterator[Row]:
         """What each of `methods` gives for the question; the first one is the full prefill."""
-        question = self._question(asked)
-        golds = self._ids(self._before_answer + asked.golds[0])[:GOLD_TOKENS]
+        reader = self._reader
+        question = reader.question(asked)
+        golds = reader.golds(asked)
         answer = list[int]()
         wanted = torch.empty(0)
         for name, engine in self._engines.items():
@@ -179,18 +242,15 @@ class Judge:
                         engine.prefill, question, passages, **method.options
                     )
                 if method.name == "full":
-                    answer = self._decoded(prefill, COMPARED_TOKENS)
-                    wanted = self._log_probabilities(prefill, answer)
-                found = self._log_probabilities(prefill, answer)
-                gold = self._log_probabilities(prefill, golds).gather(
-                    1, torch.tensor(golds)[:, None]
-                )
+                    answer = reader.decoded(prefill, COMPARED_TOKENS)
+                    wanted = reader.log_probabilities(prefill, answer)
+                found = reader.log_probabilities(prefill, answer)
                 yield {
                     "question": asked.key,
                     "method": method.name,
-                    "kl": float((wanted.exp() * (wanted - found)).sum(-1).mean()),
+                    "kl": divergence(wanted, found),
                     "agreement": float((wanted.argmax(-1) == found.argmax(-1)).float().mean()),
-                    "gold": float(gold.mean()),
+                    "gold": reader.likelihood(prefill, golds),
                     "compute": prefill.reuse.compute,
                     "first_token_s": first_token_s,
                     "ingest_s": ingest_s,
@@ -199,49 +259,12 @@ class Judge:
                 }
             engine.delete(chunks)
 
-    def _question(self, asked: Asked) -> str:
-        return self._asked.replace("{question}", asked.question)
-
-    def _ids(self, text: str) -> list[int]:
-        assert self._tokenizer is not None
-        return list(self._tokenizer(text, add_special_tokens=False).input_ids)
-
     def _f1(self, prefill: Any, golds: Sequence[str]) -> dict[str, Any]:
         """The answer's first line and its F1; nothing unless answers are to be decoded."""
         if not self._f1_tokens:
             return {}
-        assert self._tokenizer is not None
-        text = self._tokenizer.decode(
-            self._decoded(prefill, self._f1_tokens), skip_special_tokens=True
-        )
-        line = text.strip().partition("\n")[0]
+        line = self._reader.line(prefill, self._f1_tokens)
         return {"answer": line, "f1": best(token_f1, line, golds)}
-
-    @torch.inference_mode()
-    def _decoded(self, prefill: Any, count: int) -> list[int]:
-        """The greedy answer: at most `count` tokens, the end token included."""
-        cache = prefill.cache
-        logits = prefill.logits
-        found = list[int]()
-        while True:
-            found.append(int(logits.argmax()))
-            if found[-1] in self._end_tokens or len(found) == count:
-                return found
-            logits = self._model(self._on_device(found[-1:]), past_key_values=cache).logits[0, -1]
-
-    @torch.inference_mode()
-    def _log_probabilities(self, prefill: Any, ids: Sequence[int]) -> torch.Tensor:
-        """Of every token at each place of `ids` (N,), each behind the ones before it: (N, V)
-        float32, on the host.
-        """
-        logits = prefill.logits[None]
-        if len(ids) > 1:
-            rest = self._model(self._on_device(ids[:-1]), past_key_values=prefill.cache).logits[0]
-            logits = torch.cat((logits, rest.float()))
-        return torch.log_softmax(logits.float(), -1).cpu()
-
-    def _on_device(self, ids: Sequence[int]) -> torch.Tensor:
-        return torch.tensor([list(ids)], device=self._model.device)
 
 
 def make_first_exact(engine: Engine, chunks: Sequence[Chunk]) -> None:

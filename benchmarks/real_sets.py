@@ -83,6 +83,16 @@ def _xquad(folder: Path, half: str, same: int = 4, others: int = 3) -> Iterator[
                 yield Asked(asked["id"], tuple(passages), asked["question"], golds)
 
 
+def _six(folder: Path, half: str) -> Iterator[Asked]:
+    """Like XQuAD with six passages of three sentences: prompts of about 600 tokens, so that many
+    questions can be asked.
+    """
+    for asked in _xquad(folder, half, same=3, others=2):
+        passages = tuple(_sentences(text, asked.golds, before=2) for text in asked.passages)
+        if any(gold in text for gold in asked.golds for text in passages):
+            yield Asked(f"six-{asked.key}", passages, asked.question, asked.golds)
+
+
 def _long(folder: Path, half: str) -> Iterator[Asked]:
     """Like XQuAD with 16 chunks of about 250 tokens: each is two paragraphs."""
     for asked in _xquad(folder, half, same=4, others=27):
@@ -95,16 +105,18 @@ def _long(folder: Path, half: str) -> Iterator[Asked]:
 def _short(folder: Path, half: str) -> Iterator[Asked]:
     """Like XQuAD with ten passages of two sentences, about as short as those of HotpotQA."""
     for asked in _xquad(folder, half, same=4, others=5):
-        passages = tuple(_two_sentences(text, asked.golds) for text in asked.passages)
+        passages = tuple(_sentences(text, asked.golds, before=1) for text in asked.passages)
         if any(gold in text for gold in asked.golds for text in passages):
             yield Asked(f"short-{asked.key}", passages, asked.question, asked.golds)
 
 
-def _two_sentences(text: str, golds: Sequence[str]) -> str:
-    """The sentence with an answer and the one before it; the first two if none has one."""
-    sentences = _SENTENCE_ENDS.split(text)
-    at = next((n for n, one in enumerate(sentences) if any(gold in one for gold in golds)), 1)
-    return " ".join(sentences[max(0, at - 1) : max(2, at + 1)])
+def _sentences(text: str, golds: Sequence[str], before: int) -> str:
+    """The sentence with an answer and so many before it; as many from the beginning if none has
+    one.
+    """
+    found = _SENTENCE_ENDS.split(text)
+    at = next((n for n, one in enumerate(found) if any(gold in one for gold in golds)), before)
+    return " ".join(found[max(0, at - before) : max(before + 1, at + 1)])
 
 
 def _published(name: str) -> Callable[[Path, str], Iterator[Asked]]:
@@ -217,6 +229,7 @@ def _chat(folder: Path, half: str) -> Iterator[Asked]:
 
 SETS: dict[str, Callable[[Path, str], Iterator[Asked]]] = {
     "xquad": _xquad,
+    "six": _six,
     "short": _short,
     "long": _long,
     "musique": _published("musique_s_100.json"),

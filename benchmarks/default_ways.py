@@ -1,0 +1,279 @@
+"""The ways that `benchmarks.defaults` compares: how passages are cut, ordered and stored, and which
+tokens are recomputed.
+
+A way is a question's prompt in one layout, over entries of one form, with one choice of tokens. Ways
+of the same layout share its full prefill, and those of the same form its entries.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+
+from benchmarks.real_judge import COMPARED_TOKENS, Reader, config_of, divergence
+from benchmarks.real_sets import Asked
+from benchmarks.rows import Row
+from ragkv import Chunk, Engine
+from ragkv.fusion import Candidates, StaticSelector
+from ragkv.fusion.selectors import Attention, budget, top
+from ragkv.model import Rows as PromptRows
+from ragkv.model.attention import Watch
+from ragkv.prompt import Prefill
+from ragkv.retrieval import Document, Splitter
+from ragkv.scheduling.encoding import encoder
+
+RATIO = 0.15
+# Every form has the same codec, so that only what chunks are encoded behind differs.
+SETTINGS = {"store.memory_bytes": str(1 << 29), "store.codec": "int8"}
+# The default's own names, so that the tables follow the package.
+NEUTRAL = encoder.NEUTRAL_TOKENS
+FIRST_SHARE = 0.5  # of the budget, chosen in the first of two rounds
+# Attention to token t of a chunk is multiplied by 1 + `BEGINNING` e^(-t / `BEGINNING_TOKENS`).
+BEGINNING = 2.0
+BEGINNING_TOKENS = 16.0
+
+Layout = Callable[[Engine, Asked], Sequence[str]]  # the passages of a prompt, in its order
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to serve a question."""
+
+    name: str
+    layout: str = "as they come"
+    neutral_tokens: int = NEUTRAL  # 0: chunks are encoded alone
+    options: Mapping[str, Any] = field(
+        default_factory=lambda: {"selector": "attention", "ratio": RATIO}
+    )
+    first_share: float | None = None  # of the budget, in the first of two rounds; None: one round
+
+
+@dataclass(frozen=True)
+class Study:
+    """A default and its alternatives."""
+
+    title: str
+    default: str  # the name of its way
+    ways: Sequence[Way]
+
+
+class Beginnings(Attention):
+    """Attention that weighs more at the beginnings of chunks."""
+
+    name = "beginnings"
+
+    def select(self, candidates: Candidates, attention: torch.Tensor, ratio: float) -> torch.Tensor:
+        weights = 1 + BEGINNING * torch.exp(-candidates.offset / BEGINNING_TOKENS)
+        return super().select(candidates, attention * weights, ratio)
+
+
+class Given(StaticSelector):
+    """The prompt positions that were given."""
+
+    name = "given"
+
+    def __init__(self, positions: torch.Tensor) -> None:
+        """`positions` (R,) ascending."""
+        self._positions = positions
+
+    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
+        return torch.isin(candidates.positions, self._positions).nonzero().squeeze(1)
+
+
+class Everything(Attention):
+    """Keeps the candidates of the prompt it is asked about."""
+
+    def __init__(self) -> None:
+        self.candidates = torch.empty(0, dtype=torch.int64)  # positions (N,)
+
+    def select(self, candidates: Candidates, attention: torch.Tensor, ratio: float) -> torch.Tensor:
+        self.candidates = candidates.positions
+        return super().select(candidates, attention, ratio)
+
+
+def as_they_come(_engine: Engine, asked: Asked) -> Sequence[str]:
+    """The passages of the set, in its order."""
+    return asked.passages
+
+
+def cut_at(tokens: int) -> Layout:
+    """The passages as one document, cut into chunks of at most so many tokens."""
+
+    def layout(engine: Engine, asked: Asked) -> Sequence[str]:
+        splitter = Splitter(engine.model.count_tokens, tokens)
+        whole = Document(asked.key, "\n\n".join(asked.passages))
+        return [passage.text for passage in splitter.split(whole)]
+
+    return layout
+
+
+def with_best(at: int) -> Layout:
+    """The passage that answers first (0) or last (-1), the others in the order of the set."""
+
+    def layout(_engine: Engine, asked: Asked) -> Sequence[str]:
+        best = _best(asked)
+        others = [text for text in asked.passages if text is not best]
+        return [best, *others] if at == 0 else [*others, best]
+
+    return layout
+
+
+def _best(asked: Asked) -> str:
+    """The first passage that has an answer; the first of all if none has."""
+    return next(
+        (text for text in asked.passages if any(gold in text for gold in asked.golds)),
+        asked.passages[0],
+    )
+
+
+LAYOUTS: dict[str, Layout] = {
+    "as they come": as_they_come,
+    **{f"cut at {tokens}": cut_at(tokens) for tokens in (128, 256, 512)},
+    "best first": with_best(0),
+    "best last": with_best(-1),
+}
+_DEFAULT = Way(f"{NEUTRAL:,} tokens")
+_NOTHING = {"selector": "none", "ratio": 0.0}
+STUDIES = {
+    "neutral": Study(
+        "The neutral text behind which chunks are encoded",
+        _DEFAULT.name,
+        (
+            Way("alone", neutral_tokens=0),
+            Way("320 tokens", neutral_tokens=320),
+            _DEFAULT,
+        ),
+    ),
+    "neutral at 0": Study(
+        "The same with nothing recomputed",
+        f"{_DEFAULT.name}, nothing",
+        tuple(
+            Way(f"{name}, nothing", neutral_tokens=tokens, options=_NOTHING)
+            for name, tokens in (
+                ("alone", 0),
+                ("320 tokens", 320),
+                (_DEFAULT.name, NEUTRAL),
+            )
+        ),
+    ),
+    "choice": Study(
+        "Which tokens the question's attention chooses",
+        _DEFAULT.name,
+        (
+            _DEFAULT,
+            Way("beginnings weighed", options={"selector": Beginnings(), "ratio": RATIO}),
+            Way("two rounds", first_share=FIRST_SHARE),
+        ),
+    ),
+    "chunks": Study(
+        "The length of chunks",
+        "cut at 256",
+        tuple(Way(f"cut at {tokens}", f"cut at {tokens}") for tokens in (128, 256, 512)),
+    ),
+    "order": Study(
+        "The place of the best passage",
+        "best last",
+        (Way("best first", "best first"), Way("best last", "best last")),
+    ),
+}
+
+
+class Asker:
+    """Asks one model in the ways of some studies."""
+
+    def __init__(self, base: Engine, studies: Sequence[str]) -> None:
+        self._open = ExitStack()
+        self._reader = Reader(base)
+        every = [way for name in studies for way in STUDIES[name].ways]
+        self._ways = list({way.name: way for way in every}.values())
+        self._engines = {
+            tokens: self._open.enter_context(_behind(base, tokens))
+            for tokens in dict.fromkeys(way.neutral_tokens for way in self._ways)
+        }
+
+    def __enter__(self) -> "Asker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def ask(self, asked: Asked, known: Collection[str] = ()) -> Iterator[Row]:
+        """A row for each way that is not `known`. Raises `PromptTooLongError`."""
+        todo = [way for way in self._ways if way.name not in known]
+        for layout in dict.fromkeys(way.layout for way in todo):
+            own = [way for way in todo if way.layout == layout]
+            yield from self._in_layout(asked, LAYOUTS[layout], own)
+
+    def _in_layout(self, asked: Asked, layout: Layout, ways: Sequence[Way]) -> Iterator[Row]:
+        reader = self._reader
+        question = reader.question(asked)
+        golds = reader.golds(asked)
+        any_engine = next(iter(self._engines.values()))
+        passages = layout(any_engine, asked)
+        chunks = [any_engine.chunk(text) for text in passages]
+        full = any_engine.prefill(question, chunks, reuse="none")
+        answer = reader.decoded(full, COMPARED_TOKENS)
+        wanted = reader.log_probabilities(full, answer)
+        full_gold = reader.likelihood(full, golds)
+        for tokens in dict.fromkeys(way.neutral_tokens for way in ways):
+            engine = self._engines[tokens]
+            engine.warm(chunks)
+            for way in (way for way in ways if way.neutral_tokens == tokens):
+                prefill = served(engine, question, chunks, way)
+                found = reader.log_probabilities(prefill, answer)
+                yield {
+                    "way": way.name,
+                    "kl": divergence(wanted, found),
+                    "gold": reader.likelihood(prefill, golds),
+                    "full_gold": full_gold,
+                    "compute": prefill.reuse.compute,
+                    "tokens": len(prefill.token_ids),
+                    "chunks": len(chunks),
+                }
+            engine.delete(chunks)
+
+
+def served(engine: Engine, question: str, chunks: Sequence[Chunk], way: Way) -> Prefill:
+    """The prompt's KV and last logits in one way. `compute` leaves out what a second round costs:
+    the first round, and asking again.
+    """
+    if way.first_share is None:
+        return engine.prefill(question, chunks, **way.options)
+    asking = Everything()
+    first = engine.prefill(question, chunks, selector=asking, ratio=RATIO * way.first_share)
+    rows = len(engine.intake.encode(question))
+    again = attention_of_last(engine, first, rows)[asking.candidates]
+    wanted = budget(RATIO, len(asking.candidates)) - len(first.selected)
+    again[torch.isin(asking.candidates, first.selected)] = -1.0
+    more = asking.candidates[top(again, wanted)]
+    positions = torch.cat((first.selected, more)).sort().values
+    return engine.prefill(question, chunks, selector=Given(positions), ratio=RATIO)
+
+
+@torch.no_grad()
+def attention_of_last(engine: Engine, prefill: Prefill, count: int) -> torch.Tensor:
+    """The attention that the last `count` rows of a prefilled prompt pay to each position (S,):
+    means over these rows, the heads and the later half of the layers.
+    """
+    adapter = engine.model.adapter
+    length = len(prefill.token_ids)
+    rows = PromptRows.span(length - count, length, adapter.device)
+    tables = adapter.rope.tables(length)
+    kv = prefill.kv.grown(0)  # The rows' own KV is written again, as it is.
+    watch = Watch(count, length, adapter.device)
+    hidden = adapter.embed(prefill.token_ids[length - count :].to(adapter.device))
+    for layer in range(adapter.layer_count):
+        is_watched = layer >= adapter.layer_count // 2
+        seen = watch if is_watched else None
+        hidden = adapter.run_layer(layer, hidden, rows, kv, tables, watch=seen)
+    return watch.received()
+
+
+def _behind(base: Engine, tokens: int) -> Engine:
+    """An engine on the same model whose chunks are encoded behind so many neutral tokens."""
+    form = "expected" if tokens else "alone"
+    with mock.patch.object(encoder, "NEUTRAL_TOKENS", tokens):
+        return base.with_config(config_of({**SETTINGS, "fusion.stored_kv": form}))
