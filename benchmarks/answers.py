@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from benchmarks import report
-from benchmarks.real_judge import located, make_first_exact
+from benchmarks.real_judge import located
 from benchmarks.real_sets import Asked, questions
 from benchmarks.rows import Row, Rows
 from ragkv import Answer, Engine, EngineConfig
@@ -111,8 +111,7 @@ def _ask(
     chunks = [engines[0].chunk(text) for text in asked.passages]
     if "fused" in options.ways:
         for engine in engines:
-            engine.warm(chunks[1:])
-            make_first_exact(engine, chunks)
+            engine.warm(chunks)
     for number, kind in enumerate(kinds):
         question = KINDS[kind].format(question=asked.question)
         for way in options.ways:

@@ -136,27 +136,13 @@ LAYOUTS: dict[str, Layout] = {
     "best last": with_best(-1),
 }
 _DEFAULT = Way(f"{NEUTRAL:,} tokens")
-_NOTHING = {"selector": "none", "ratio": 0.0}
 STUDIES = {
     "neutral": Study(
-        "The neutral text behind which chunks are encoded",
+        "The length of the neutral text that chunks are encoded behind",
         _DEFAULT.name,
         (
-            Way("alone", neutral_tokens=0),
             Way("320 tokens", neutral_tokens=320),
             _DEFAULT,
-        ),
-    ),
-    "neutral at 0": Study(
-        "The same with nothing recomputed",
-        f"{_DEFAULT.name}, nothing",
-        tuple(
-            Way(f"{name}, nothing", neutral_tokens=tokens, options=_NOTHING)
-            for name, tokens in (
-                ("alone", 0),
-                ("320 tokens", 320),
-                (_DEFAULT.name, NEUTRAL),
-            )
         ),
     ),
     "choice": Study(

@@ -4,7 +4,7 @@
     python -m benchmarks.defaults --data FOLDER --sets six needles --questions 100
     python -m benchmarks.defaults --data FOLDER --studies neutral order --model gemma3
 
-The studies (`default_ways.py`): the neutral text that chunks are encoded behind, and its length; the
+The studies (`default_ways.py`): the length of the neutral text that chunks are encoded behind; the
 length of chunks; whether the best passage stands first or last; attention weighed at the beginnings
 of chunks; a second round of asking (ProphetKV). Every way is compared with the full prefill of its
 own prompt: KL over the first tokens of that one's greedy answer, and the gold answer's
@@ -19,6 +19,7 @@ FOLDER are those of `benchmarks.real`.
 import argparse
 import json
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,12 +76,15 @@ def run(options: argparse.Namespace) -> str:
         label = {"model": options.model, "dtype": base.model.identity.dtype, "half": options.half}
         todo = list(_todo(options))
         rate = Rate()
+        ends = time.monotonic() + options.seconds
         for number, (name, asked) in enumerate(todo, 1):
             _ask(asker, rows, {**label, "set": name}, asked)
             rate.update(number, len(todo))
             print(f"{number}/{len(todo)}, {name}{rate.left}", file=sys.stderr, flush=True)
             if number % TABLES_EVERY == 0:
                 tables(rows.all, options)
+            if time.monotonic() > ends:
+                break
     return tables(rows.all, options)
 
 
@@ -177,6 +181,9 @@ def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--questions", type=int, default=100, help="of each set, at most")
     parser.add_argument("--skip", type=int, default=0, help="so many of each set's first questions")
     parser.add_argument("--studies", nargs="+", choices=[*STUDIES], default=[*STUDIES])
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="end after the question under way then"
+    )
     parser.add_argument("--dtype", default="auto", help="of the model and its KV")
     parser.add_argument("--tables", action="store_true", help="only write what is known")
     parser.add_argument(

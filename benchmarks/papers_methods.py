@@ -1,10 +1,14 @@
 """The methods of the CacheBlend paper's figures 12 and 13, and the questions of a set asked with
 each of them.
+
+The papers' own methods reuse KV as the papers store it: of each chunk alone, not rounded. Prefix
+caching has an earlier prompt with the same first chunk, MapReduce and MapRerank an earlier question
+about each chunk.
 """
 
 import argparse
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,11 +16,20 @@ from typing import Any
 from benchmarks.papers_report import BASE, Results
 from benchmarks.papers_tasks import Prepared, Preparer, Task
 from benchmarks.quality_data import Context
-from benchmarks.real_judge import make_first_exact
 from benchmarks.rows import Row
-from examples.baselines import map_reduce, map_rerank
-from ragkv import Engine, PromptConfig
+from examples.baselines import ask_before, ask_each_before, map_reduce, map_rerank
+from ragkv import Engine, EngineConfig, PromptConfig
 from ragkv.retrieval import Embedder
+
+# How chunks are stored, by the name of the form.
+ALONE = "KV alone, raw"
+EXPECTED = "expected KV, int8"
+STORED: dict[str, dict[str, str]] = {
+    ALONE: {"stored_kv": "alone", "codec": "raw"},
+    EXPECTED: {"stored_kv": "expected", "codec": "int8"},
+}
+# CacheBlend's selectors, which have its KV.
+AS_PRINTED = {"hkvd": "HKVD", "hkvd-gradual": "HKVD, gradual"}
 
 
 @dataclass(frozen=True)
@@ -25,6 +38,7 @@ class Method:
 
     name: str
     options: dict[str, Any]  # of `Engine.answer`
+    stored: str = ""  # the form of the KV that it reuses: a key of `STORED`, or none
     mapped: Callable[..., Any] | None = None  # MapReduce or MapRerank
 
 
@@ -32,17 +46,23 @@ def methods(options: argparse.Namespace, task: Task) -> list[Method]:
     """The methods of figure 12 and, if asked for, those of figure 13, which answer
     questions only.
     """
+    nothing = {"ratio": 0.0, "selector": "none"}
     made = [
         Method(BASE, {"reuse": "none"}),
         Method("prefix caching", {"reuse": "prefix"}),
-        Method("full reuse", {"ratio": 0.0, "selector": "none"}),
+        Method("full reuse (PromptCache)", nothing, ALONE),
+        Method("nothing recomputed (ours)", nothing, EXPECTED),
     ]
     for selector, ratio in itertools.product(options.selectors, options.ratios):
-        name = "CacheBlend (hkvd)" if selector == "hkvd" else selector
-        made.append(Method(f"{name} {ratio:g}", {"ratio": ratio, "selector": selector}))
+        how = {"ratio": ratio, "selector": selector}
+        if selector in AS_PRINTED:
+            name = f"{AS_PRINTED[selector]} {ratio:g} (CacheBlend as printed)"
+            made.append(Method(name, how, ALONE))
+        else:
+            made.append(Method(f"{selector} {ratio:g} (ours)", how, EXPECTED))
     if options.map and task.retrieved:
-        made.append(Method("MapReduce", {"reuse": "none"}, mapped=map_reduce))
-        made.append(Method("MapRerank", {"reuse": "none"}, mapped=map_rerank))
+        made.append(Method("MapReduce", {"reuse": "prefix"}, mapped=map_reduce))
+        made.append(Method("MapRerank", {"reuse": "prefix"}, mapped=map_rerank))
     return made
 
 
@@ -55,7 +75,12 @@ class Asker:
         self._task = task
         self._open = ExitStack()
         config = replace(base.config, prompt=PromptConfig(task.before, task.separator))
-        self._engine = self._open.enter_context(base.with_config(config))
+        self.engines = {
+            name: self._open.enter_context(base.with_config(_stored_as(config, form)))
+            for name, form in STORED.items()
+        }
+        # It also serves what reuses no entries.
+        self._engine = self.engines[EXPECTED]
         self._methods = methods(options, task)
         self._preparer = Preparer(
             self._engine, task, options.chunks, options.chunk_tokens, embedder
@@ -99,14 +124,18 @@ class Asker:
 
     @contextmanager
     def _stored(self, question: Prepared) -> Iterator[None]:
-        """The entries of the chunks are in memory."""
-        self._engine.warm(question.chunks)
-        make_first_exact(self._engine, question.chunks)
+        """The entries of the chunks are in memory, and what prefix caching has."""
+        for engine in self.engines.values():
+            engine.warm(question.chunks)
+        ask_before(self._engine, question.chunks)
+        if any(method.mapped for method in self._methods):
+            ask_each_before(self._engine, question.chunks)
         yield
-        self._engine.delete(question.chunks)
+        for engine in self.engines.values():
+            engine.delete(question.chunks)
 
     def _result(self, method: Method, question: Prepared, new_tokens: int) -> dict[str, Any]:
-        engine = self._engine
+        engine = self.engines.get(method.stored, self._engine)
         options = method.options
         if method.mapped is not None:
             mapped = method.mapped(
@@ -131,5 +160,12 @@ class Asker:
             "first_token_s": first_token_s,
             "compute": compute,
             "missed": missed,
+            "stored": method.stored,
         }
         return found | ({"tokens": answer.reuse.tokens} if method.name == BASE else {})
+
+
+def _stored_as(config: EngineConfig, form: Mapping[str, str]) -> EngineConfig:
+    """`config` with chunks stored in a form of `STORED`."""
+    fusion = replace(config.fusion, stored_kv=form["stored_kv"])
+    return replace(config, fusion=fusion, store=replace(config.store, codec=form["codec"]))

@@ -28,9 +28,9 @@ import torch
 import transformers
 
 from benchmarks import quality_data, report
-from benchmarks.papers_methods import Asker
+from benchmarks.papers_methods import Asker, methods
 from benchmarks.papers_report import Results, rendered
-from benchmarks.papers_tasks import Task, task_of
+from benchmarks.papers_tasks import QUESTIONS, Task, task_of
 from benchmarks.quality_data import Context
 from benchmarks.real_judge import located
 from ragkv import Engine, EngineConfig, StoreConfig
@@ -39,7 +39,7 @@ from ragkv.errors import InputError, RagKVError
 from ragkv.retrieval import Embedder, resolve_embedder
 from ragkv.runtime.rates import Rate, duration
 
-SELECTORS = ("attention", "hkvd")
+SELECTORS = ("attention", "hkvd", "hkvd-gradual")
 RATIOS = (0.05, 0.15)
 REPORT_EVERY_S = 30.0
 NO_SETS = (
@@ -194,6 +194,7 @@ def _settings(
     return {name: getattr(options, name) for name in names} | {
         "dtype": engine.stats().dtype,
         "retriever": "MiniLM" if options.dense else "BM25",
+        "methods": [[method.name, method.stored] for method in methods(options, QUESTIONS)],
         "sets": {each.name: each.digest for each in sets},
     }
 

@@ -14,7 +14,7 @@ from benchmarks.rows import Row, Rows, draws, interval, markdown
 from ragkv.errors import InputError
 
 BASE = "full recompute"
-HEADINGS = ("95 %", "minus full recompute, 95 %", "first token, ms", "sooner", "compute")
+HEADINGS = ("95 %", "minus full recompute, 95 %", "first token, ms", "sooner", "compute", "stored")
 
 
 class Results:
@@ -98,6 +98,7 @@ def summarized(rows: Sequence[Row]) -> dict[str, Any]:
             "first_token_ms": 1e3 * first_token_s,
             "speedup": base_s / first_token_s,
             "compute": statistics.fmean(computed) if computed else None,
+            "stored": own[0]["stored"],
             "missed_chunks": sum(result["missed"] for result in own),
         }
     return found
@@ -134,7 +135,9 @@ def rendered(
             minus = (
                 "" if method == BASE else f"{row['minus_full']:+.3f} ({less:+.3f} to {more:+.3f})"
             )
-            cells.append((method, score, f"{low:.3f} to {high:.3f}", minus, *times, compute))
+            cells.append(
+                (method, score, f"{low:.3f} to {high:.3f}", minus, *times, compute, row["stored"])
+            )
         lines += [_about(found), "", markdown(("method", metrics[name], *HEADINGS), cells), ""]
     return "\n".join(lines)
 

@@ -15,8 +15,9 @@ import torch
 from benchmarks import report
 from benchmarks.real_sets import Asked
 from benchmarks.rows import Row
+from examples.baselines import ask_before
 from examples.metrics import best, token_f1
-from ragkv import Chunk, Engine, EngineConfig
+from ragkv import Engine, EngineConfig
 from ragkv.errors import InputError
 from ragkv.fusion import plan
 from ragkv.fusion.selectors import ASKED, Attention
@@ -219,7 +220,6 @@ class Judge:
         for engine in self._engines.values():
             chunks = [engine.chunk(text) for text in asked.passages]
             engine.warm(chunks)
-            make_first_exact(engine, chunks)
             engine.prefill(self._reader.question(asked), chunks, ratio=0.15)
             engine.delete(chunks)
 
@@ -234,9 +234,10 @@ class Judge:
             own = [method for method in methods if method.form.name == name]
             chunks = [engine.chunk(text) for text in asked.passages]
             ingest_s = _timed(engine.warm, chunks)[1] if own else 0.0
-            make_first_exact(engine, chunks)
             for method in own:
                 passages = chunks if method.with_passages else []
+                if method.options.get("reuse") == "prefix":
+                    ask_before(engine, chunks)
                 with mock.patch.object(plan, "MOST_ASKING_ROWS", method.asking_rows):
                     prefill, first_token_s = _timed(
                         engine.prefill, question, passages, **method.options
@@ -265,15 +266,6 @@ class Judge:
             return {}
         line = self._reader.line(prefill, self._f1_tokens)
         return {"answer": line, "f1": best(token_f1, line, golds)}
-
-
-def make_first_exact(engine: Engine, chunks: Sequence[Chunk]) -> None:
-    """Have the first chunk's exact entry made now. An engine makes it in the background of the
-    first prompt that begins with the chunk: methods that are asked later would find it, and earlier
-    ones would not.
-    """
-    engine.prefill([0], chunks[:1], ratio=0.0)
-    engine.flush()
 
 
 def _timed(action: Any, *arguments: Any, **options: Any) -> tuple[Any, float]:

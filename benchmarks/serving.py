@@ -1,15 +1,15 @@
 """Requests a second and time to the first token of servers of one model, asked by 1 to 16 clients
 over HTTP.
 
-    python -m benchmarks.serving --data FOLDER --targets fused=http://127.0.0.1:8000
-    full=http://127.0.0.1:8000 \\
-        llama.cpp=http://127.0.0.1:8080
+    python -m benchmarks.serving --data FOLDER --targets fused=http://127.0.0.1:8000 \\
+        prefix=http://127.0.0.1:8000 full=http://127.0.0.1:8000 llama.cpp=http://127.0.0.1:8080
 
 FOLDER has XQuAD as published. A request is a question over `--passages` passages of a pool of
 `--pool`: they come again, beside others and in any order. Every target gets the same requests as
-streamed chat completions: those named `fused` and `full` are ragkv's, which get the passages as
-documents; any other gets them in the message. Each of N clients sends its next request when it has
-its answer. Before that, ragkv gets every passage, so that its KV is stored.
+streamed chat completions: those named `fused`, `prefix` and `full` are ragkv's, which get the
+passages as documents; any other gets them in the message. Each of N clients sends its next request
+when it has its answer. Before that, `fused` and `prefix` get every passage first in a prompt and
+behind another one, so that its KV is stored. Other servers keep their own caches on.
 """
 
 import argparse
@@ -28,7 +28,11 @@ from urllib.parse import urlsplit
 from benchmarks import report
 from benchmarks.real_sets import questions
 
-OF_RAGKV = {"fused": {"reuse": "fused"}, "full": {"reuse": "none"}}
+OF_RAGKV = {
+    "fused": {"reuse": "fused"},
+    "prefix": {"reuse": "prefix"},
+    "full": {"reuse": "none"},
+}
 
 
 class Asked(NamedTuple):
@@ -112,7 +116,9 @@ def measured(
 def main() -> None:
     options = _options()
     targets = [target.partition("=")[::2] for target in options.targets]
-    if url := dict(targets).get("fused"):
+    for name, url in targets:
+        if name not in ("fused", "prefix"):
+            continue
         pool = list(
             dict.fromkeys(
                 text for one in itertools.islice(requests(options), 40) for text in one.passages
@@ -120,13 +126,13 @@ def main() -> None:
         )
         # each once first, and once behind another
         for first, second in zip(pool, (*pool[1:], pool[0]), strict=True):
-            serve("fused", url, Asked((first, second), "What?"), 1)
+            serve(name, url, Asked((first, second), "What?"), 1)
     rows = []
     stream = requests(options)
     for clients, count in zip(options.clients, options.each, strict=True):
         asked = list(itertools.islice(stream, clients * count))
         for name, url in targets:
-            own = asked if name == "fused" else asked[: max(clients, 2)]
+            own = asked if name in ("fused", "prefix") else asked[: max(clients, 2)]
             whole_s, served = measured(name, url, clients, own, options.tokens)
             first = [one.first_s for one in served]
             token_s = [(one.whole_s - one.first_s) / max(1, one.pieces - 1) for one in served]

@@ -95,14 +95,9 @@ class World:
         self.layers: int = model.config.num_hidden_layers
         generator = torch.Generator().manual_seed(0)
 
-        def ids(count: int) -> tuple[int, ...]:
-            return tuple(
-                torch.randint(3, model.config.vocab_size, (count,), generator=generator).tolist()
-            )
-
-        self.chunks = [ids(tokens) for _ in range(chunks)]
-        self.first = ids(tokens)
-        self.question = ids(QUESTION_TOKENS)
+        self.chunks = [_ids(tokens, model, generator) for _ in range(chunks)]
+        self.first = _ids(tokens, model, generator)
+        self.question = _ids(QUESTION_TOKENS, model, generator)
         self.length = chunks * tokens + QUESTION_TOKENS
         self._open = ExitStack()
         config = EngineConfig(
@@ -176,7 +171,7 @@ class World:
         if method.name == OUR_FULL:
             return lambda: self.engine.prefill(self.question, with_exact, reuse="none")
         if method.name == OUR_PREFIX:
-            return lambda: self.engine.prefill(self.question, with_exact, reuse="prefix")
+            return self._own_prefix_action()
         return lambda: self.engine.prefill(
             self.question, self.chunks, ratio=method.ratio, selector=method.name
         )
@@ -195,6 +190,23 @@ class World:
             for layer, kept in enumerate(held.layers):
                 cache.update(kept.keys, kept.values, layer)
             return self._transformers(whole[:, stop:], cache)
+
+        return run
+
+    def _own_prefix_action(self) -> Callable[[], Any]:
+        """Our prefix caching: an earlier prompt began with the first chunk. What follows is new in
+        every run, because the blocks of a run would serve the next one.
+        """
+        size = 8 * self.length * self._token_bytes()  # a quarter of it is for such blocks
+        engine = self._open.enter_context(
+            self.engine.with_config(EngineConfig(store=StoreConfig(memory_bytes=size)))
+        )
+        engine.prefill(self.question, [self.first], reuse="prefix")
+        generator = torch.Generator().manual_seed(1)
+
+        def run() -> Any:
+            others = [_ids(len(chunk), self.model, generator) for chunk in self.chunks[1:]]
+            return engine.prefill(self.question, [self.first, *others], reuse="prefix")
 
         return run
 
@@ -217,3 +229,9 @@ class World:
         trace: TracebackType | None,
     ) -> None:
         self._open.close()
+
+
+def _ids(count: int, model: Any, generator: torch.Generator) -> tuple[int, ...]:
+    """Random token ids."""
+    drawn = torch.randint(3, model.config.vocab_size, (count,), generator=generator)
+    return tuple(drawn.tolist())

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the loaders and the table of the benchmarks
 from benchmarks import quality_data
 from benchmarks.report import table
-from examples.baselines import map_reduce, map_rerank
+from examples.baselines import ask_before, ask_each_before, map_reduce, map_rerank
 from examples.metrics import best, exact_match, rouge_l, token_f1
 from ragkv import Chunk, Engine, EngineConfig, PromptConfig
 from ragkv.retrieval import Document, Index, Splitter
@@ -23,8 +23,8 @@ METRICS = (exact_match, token_f1, rouge_l)
 METHODS = {"full prefill": {"reuse": "none"}, "exact prefix": {"reuse": "prefix"}, "fused": {}}
 METHODS |= {
     "full reuse": {"ratio": 0.0},
-    "MapRerank": {"reuse": "none"},
-    "MapReduce": {"reuse": "none"},
+    "MapRerank": {"reuse": "prefix"},
+    "MapReduce": {"reuse": "prefix"},
 }
 MAPPED = {"MapRerank": map_rerank, "MapReduce": map_reduce}
 
@@ -78,6 +78,9 @@ def main() -> None:
 
 
 def ask(engine: Engine, name: str, question: str, chunks: list[Chunk]) -> tuple[str, float]:
+    if METHODS[name].get("reuse") == "prefix":  # which lives on an earlier question
+        before = ask_each_before if name in MAPPED else ask_before
+        before(engine, chunks)
     settings = {"max_new_tokens": 16, **METHODS[name]}
     if mapped := MAPPED.get(name):
         result = mapped(engine, question, chunks, **settings)

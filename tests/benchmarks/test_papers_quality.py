@@ -10,6 +10,7 @@ import pytest
 papers_quality = pytest.importorskip("benchmarks.papers_quality")
 
 from benchmarks import papers_report, papers_tasks, quality_data  # noqa: E402
+from benchmarks.papers_methods import ALONE, EXPECTED, Asker, methods  # noqa: E402
 from ragkv import Engine  # noqa: E402
 from ragkv.errors import InputError  # noqa: E402
 from tests.cli.conftest import model_folder  # noqa: E402, F401 - a fixture
@@ -120,6 +121,7 @@ def test_a_summary_has_means_intervals_and_paired_differences() -> None:
                 "first_token_s": seconds * (1 + number),
                 "compute": 1.0,
                 "missed": 0,
+                "stored": "",
             }
             for name, score, seconds in (
                 (papers_report.BASE, full, 0.4),
@@ -235,9 +237,11 @@ def test_a_run_writes_the_table_of_every_method_and_goes_on_after_a_kill(
     expected = [
         "full recompute",
         "prefix caching",
-        "full reuse",
-        "attention 0.15",
-        "CacheBlend (hkvd) 0.15",
+        "full reuse (PromptCache)",
+        "nothing recomputed (ours)",
+        "attention 0.15 (ours)",
+        "HKVD 0.15 (CacheBlend as printed)",
+        "HKVD, gradual 0.15 (CacheBlend as printed)",
     ]
     expected += ["MapReduce", "MapRerank"]
     assert names == ["method", *expected] * 2
@@ -245,7 +249,8 @@ def test_a_run_writes_the_table_of_every_method_and_goes_on_after_a_kill(
     assert saved["sets"]["2wikimqa"]["questions"] == 3
     methods = saved["sets"]["2wikimqa"]["methods"]
     assert methods["full recompute"]["compute"] == 1.0
-    assert methods["full reuse"]["compute"] < methods["CacheBlend (hkvd) 0.15"]["compute"] < 1.0
+    reused = methods["full reuse (PromptCache)"]["compute"]
+    assert reused < methods["HKVD 0.15 (CacheBlend as printed)"]["compute"] < 1.0
     assert all(
         method["missed_chunks"] == 0 and method["first_token_ms"] > 0 for method in methods.values()
     )
@@ -260,3 +265,38 @@ def test_a_run_writes_the_table_of_every_method_and_goes_on_after_a_kill(
     )
     with pytest.raises(InputError, match=r"chunks was 6, is 2"):
         papers_quality.run(options(model_folder, out, "--map", "--chunks", "2"))
+
+
+def test_each_row_reuses_the_kv_that_its_method_stores(
+    model_folder: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    given = options(model_folder, tmp_path / "report.md", "--map", "--selectors", "attention")
+    given.selectors = ["attention", "first-k", "hkvd", "hkvd-gradual"]
+    made = {method.name: method for method in methods(given, papers_tasks.QUESTIONS)}
+    assert {name: method.stored for name, method in made.items()} == {
+        "full recompute": "",
+        "prefix caching": "",
+        "full reuse (PromptCache)": ALONE,
+        "nothing recomputed (ours)": EXPECTED,
+        "attention 0.15 (ours)": EXPECTED,
+        "first-k 0.15 (ours)": EXPECTED,
+        "HKVD 0.15 (CacheBlend as printed)": ALONE,
+        "HKVD, gradual 0.15 (CacheBlend as printed)": ALONE,
+        "MapReduce": "",
+        "MapRerank": "",
+    }
+    with (
+        Engine.from_pretrained(str(model_folder)) as base,
+        Asker(base, papers_tasks.QUESTIONS, given, None) as asker,
+    ):
+        identities = {name: e.entries.encoder.identity for name, e in asker.engines.items()}
+        assert (identities[ALONE].behind, identities[ALONE].codec) == ("", "raw")
+        assert identities[EXPECTED].codec == "int8"
+        question = quality_data.Question("musique", "Who founded the mill?", ("Ada",))
+        context = quality_data.Context(tuple(text for _, text in PAIRS), (question,))
+        results = papers_report.Results(tmp_path / "rows.jsonl", {})
+        (row,) = asker.missing("musique", [context], results)
+    found = {name: method["stored"] for name, method in row["methods"].items()}
+    assert found == {name: method.stored for name, method in made.items()}
+    assert row["methods"]["prefix caching"]["compute"] < 1.0, "an earlier prompt began like it"
