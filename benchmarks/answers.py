@@ -22,7 +22,8 @@ from typing import Any
 
 import torch
 
-from benchmarks import report
+from benchmarks import report, sets
+from benchmarks.real import NO_DATA
 from benchmarks.real_judge import located
 from benchmarks.real_sets import Asked, questions
 from benchmarks.rows import Row, Rows
@@ -40,6 +41,8 @@ WAYS = {"full": {"reuse": "none"}, "fused": {"selector": "attention", "ratio": 0
 
 def main() -> None:
     options = _options()
+    if options.data is None:
+        report.skip(NO_DATA)
     torch.set_num_threads(options.threads)
     part, parts = options.part
     asked = [
@@ -210,7 +213,9 @@ def _show(rows: Sequence[Row], options: argparse.Namespace) -> None:
 
 def _options() -> argparse.Namespace:
     parser = report.parser(__doc__, "two questions", threads=1)
-    parser.add_argument("--data", type=Path, required=True, help="the folder with xquad.en.json")
+    parser.add_argument(
+        "--data", type=Path, default=sets.questions(), help="the folder with xquad.en.json"
+    )
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--weights", default="plain", choices=["plain", "int8"])

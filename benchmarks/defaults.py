@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import report
+from benchmarks import report, sets
 from benchmarks.default_ways import STUDIES, Asker, Study
 from benchmarks.real import NO_DATA
 from benchmarks.real_judge import config_of, located
@@ -54,8 +54,7 @@ HEADINGS = (
 def main() -> None:
     options = _options()
     if options.data is None and not options.tables:
-        print(NO_DATA)
-        return
+        report.skip(NO_DATA)
     torch.set_num_threads(options.threads)
     try:
         print("\n" + run(options))
@@ -92,12 +91,12 @@ def _todo(options: argparse.Namespace) -> Iterator[tuple[str, Asked]]:
     """The first question of every set, then the second ones: a run that ends early has asked equally
     many of each.
     """
-    sets = {
+    by_set = {
         name: questions(name, options.data, options.half, options.questions)
         for name in options.sets
     }
-    for number in range(options.skip, max(map(len, sets.values()))):
-        yield from ((name, asked[number]) for name, asked in sets.items() if number < len(asked))
+    for number in range(options.skip, max(map(len, by_set.values()))):
+        yield from ((name, asked[number]) for name, asked in by_set.items() if number < len(asked))
 
 
 def _ask(asker: Asker, rows: Rows, label: Mapping[str, Any], asked: Asked) -> None:
@@ -175,7 +174,9 @@ def _cell(value: Any) -> str:
 def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = report.parser(__doc__, "two questions of each set", threads=1)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--data", type=Path, help="the folder with the question sets")
+    parser.add_argument(
+        "--data", type=Path, default=sets.questions(), help="the folder with the question sets"
+    )
     parser.add_argument("--sets", nargs="+", default=["six"])
     parser.add_argument("--half", choices=["dev", "test"], default="test")
     parser.add_argument("--questions", type=int, default=100, help="of each set, at most")

@@ -18,7 +18,7 @@ import torch
 from scipy.stats import spearmanr
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from benchmarks import lens, report
+from benchmarks import lens, report, sets
 from ragkv import Engine
 from ragkv.fusion import Selector
 from ragkv.model import full_pass
@@ -37,10 +37,11 @@ class Text:
 
 def main() -> None:
     options = _options()
+    if options.model is None:
+        report.skip("stories260K is not here, and no --model was given.")
     torch.set_num_threads(options.threads)
     if not (options.model / "config.json").exists():
-        print(f"skipped: there is no model in {options.model}; give its folder with --model.")
-        return
+        report.skip(f"there is no model in {options.model}; give its folder with --model.")
     model = AutoModelForCausalLM.from_pretrained(options.model).eval()
     texts = sampled(model, options.prompts, options.chunks, options.tokens, options.after)
     with Engine(model) as engine:
@@ -159,9 +160,15 @@ def _print(results: dict) -> None:
     print("  " + "  ".join(f"{value:.3f}" for value in results["spearman_of_neighbouring_layers"]))
 
 
+def _stories() -> Path | None:
+    found = sets.folder()
+    path = None if found is None else found / "models" / "stories260K"
+    return path if path is not None and path.is_dir() else None
+
+
 def _options() -> argparse.Namespace:
     parser = report.parser(__doc__, quick="8 texts", threads=1)
-    parser.add_argument("--model", type=Path, default=Path("../shared/data/models/stories260K"))
+    parser.add_argument("--model", type=Path, default=_stories())
     parser.add_argument("--selectors", nargs="+", default=list(SELECTORS), choices=SELECTORS)
     parser.add_argument("--prompts", type=int, default=60)
     parser.add_argument("--chunks", type=int, default=6)

@@ -33,6 +33,7 @@ from benchmarks.papers_report import Results, rendered
 from benchmarks.papers_tasks import QUESTIONS, Task, task_of
 from benchmarks.quality_data import Context
 from benchmarks.real_judge import located
+from benchmarks.sets import papers_sets
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import SELECTOR_NAMES
 from ragkv.errors import InputError, RagKVError
@@ -43,8 +44,8 @@ SELECTORS = ("attention", "hkvd", "hkvd-gradual")
 RATIOS = (0.05, 0.15)
 REPORT_EVERY_S = 30.0
 NO_SETS = (
-    "No question sets were given, so there is nothing to run: docs/research/papers_quality.md says "
-    "which files to download."
+    "no question sets were given and none were found: `python -m benchmarks.sets` names them and says "
+    "where they are looked for."
 )
 
 
@@ -60,8 +61,7 @@ class QuestionSet:
 def main() -> None:
     options = _options()
     if not options.sets:
-        print(NO_SETS)
-        return
+        report.skip(NO_SETS)
     torch.set_num_threads(options.threads)
     # hides the notice that retrieval uses BM25 alone
     logging.getLogger("ragkv").setLevel(logging.ERROR)
@@ -215,7 +215,7 @@ def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = report.parser(
         __doc__, quick="at most 3 questions of a set", threads=torch.get_num_threads()
     )
-    parser.add_argument("sets", nargs="*", help="files as published")
+    parser.add_argument("sets", nargs="*", default=papers_sets(), help="files as published")
     parser.add_argument("--model", default="smollm2", help="as of benchmarks.real")
     parser.add_argument(
         "--device", default="cuda" if torch.cuda.is_available() else "cpu", help='"cpu" or "cuda"'

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import report
+from benchmarks import report, sets
 from benchmarks.real_judge import (
     SETTINGS,
     Form,
@@ -65,16 +65,15 @@ FORMS = [
     "expected:fusion.stored_kv=expected,store.codec=int8",
 ]
 NO_DATA = (
-    "No --data was given, so there is nothing to run: docs/research/selection.md says which files "
-    "of questions to download."
+    "no --data was given and no question sets were found: `python -m benchmarks.sets` names them and "
+    "says where they are looked for."
 )
 
 
 def main() -> None:
     options = _options()
     if options.data is None:
-        print(NO_DATA)
-        return
+        report.skip(NO_DATA)
     torch.set_num_threads(options.threads)
     try:
         print("\n" + (exported(options) if options.export else run(options)))
@@ -264,7 +263,9 @@ def _window(text: str) -> tuple[float, float]:
 def _options(arguments: Sequence[str] | None = None) -> Any:
     parser = report.parser(__doc__, "two questions of each set", threads=1)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--data", type=Path, help="the folder with the question sets")
+    parser.add_argument(
+        "--data", type=Path, default=sets.questions(), help="the folder with the question sets"
+    )
     parser.add_argument("--sets", nargs="+", choices=[*SETS], default=["xquad"])
     parser.add_argument("--half", choices=["dev", "test"], default="dev")
     parser.add_argument("--questions", type=int, default=30, help="of each set, at most")

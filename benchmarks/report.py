@@ -8,14 +8,17 @@ import os
 import platform
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
+# The exit status of a benchmark that did not run because something is missing here.
+SKIPPED = 75
 RESULTS = Path(__file__).parent / "results"
 GIB = 1024**3
 
@@ -35,6 +38,12 @@ def parser(
     if runs is not None:
         made.add_argument("--runs", type=int, default=runs, help="measured runs of each method")
     return made
+
+
+def skip(reason: str) -> NoReturn:
+    """End the command, because what it needs is not here; `python -m benchmarks` repeats why."""
+    print(f"skipped: {reason}", file=sys.stderr, flush=True)
+    sys.exit(SKIPPED)
 
 
 def machine() -> dict[str, Any]:

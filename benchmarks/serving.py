@@ -17,17 +17,24 @@ import http.client
 import itertools
 import json
 import random
+import socket
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from benchmarks import report
+from benchmarks import report, sets
+from benchmarks.real import NO_DATA
 from benchmarks.real_sets import questions
 
+START_S = 300.0
 OF_RAGKV = {
     "fused": {"reuse": "fused"},
     "prefix": {"reuse": "prefix"},
@@ -113,9 +120,55 @@ def measured(
     return time.perf_counter() - began, found
 
 
+@contextmanager
+def own_server(model: str) -> Iterator[str]:
+    """The address of a server of ours with an empty home, which ends with the context."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as home:
+        command = [sys.executable, "-m", "ragkv", "serve", "--home", home, "--model", model]
+        process = subprocess.Popen(
+            [*command, "--port", str(port), "--no-auth"], stdout=subprocess.DEVNULL
+        )
+        try:
+            _wait_until_ready(process, port)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _wait_until_ready(process: "subprocess.Popen[bytes]", port: int) -> None:
+    """Raises `SystemExit` if the server ends, or does not answer in `START_S` seconds."""
+    ends = time.monotonic() + START_S
+    while process.poll() is None and time.monotonic() < ends:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        try:
+            connection.request("GET", "/readyz")
+            if connection.getresponse().status == 200:
+                return
+        except OSError:
+            pass
+        finally:
+            connection.close()
+        time.sleep(0.5)
+    raise SystemExit(f"Our own server did not start within {START_S:.0f} s.")
+
+
 def main() -> None:
     options = _options()
-    targets = [target.partition("=")[::2] for target in options.targets]
+    if options.data is None:
+        report.skip(NO_DATA)
+    if options.targets:
+        measure(options, [target.partition("=")[::2] for target in options.targets])
+        return
+    with own_server(options.model) as url:
+        measure(options, [(name, url) for name in OF_RAGKV])
+
+
+def measure(options: argparse.Namespace, targets: Sequence[tuple[str, str]]) -> None:
+    """Ask all targets, given by name and address; print the table, and write the JSON."""
     for name, url in targets:
         if name not in ("fused", "prefix"):
             continue
@@ -155,8 +208,13 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = report.parser(__doc__, "one and two clients")
-    parser.add_argument("--data", type=Path, required=True, help="the folder with xquad.en.json")
-    parser.add_argument("--targets", nargs="+", required=True, metavar="NAME=URL")
+    parser.add_argument(
+        "--data", type=Path, default=sets.questions(), help="the folder with xquad.en.json"
+    )
+    parser.add_argument(
+        "--targets", nargs="+", metavar="NAME=URL", help="none: a server of ours, three ways"
+    )
+    parser.add_argument("--model", default="smollm2", help="of a server of ours")
     parser.add_argument("--clients", nargs="+", type=int, default=[1, 2, 4, 8, 16])
     parser.add_argument(
         "--each", nargs="+", type=int, default=[6, 5, 4, 3, 2], help="requests of a client, ragkv's"

@@ -24,8 +24,9 @@ from typing import Any
 
 import torch
 
-from benchmarks import report
+from benchmarks import report, sets
 from benchmarks.quality_data import read
+from benchmarks.real import NO_DATA
 from benchmarks.real_sets import half_of
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import SessionConfig
@@ -147,6 +148,8 @@ def conversations(engine: Engine, options: argparse.Namespace) -> Iterator[tuple
 def main() -> None:
     """Measure, print the table, write the JSON."""
     options = _options()
+    if options.data is None:
+        report.skip(NO_DATA)
     torch.set_num_threads(options.threads)
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     with Engine.from_pretrained(
@@ -176,7 +179,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = report.parser(__doc__, quick="one text, one conversation", threads=1)
     parser.add_argument(
-        "--data", type=Path, required=True, help="a folder with the sets as published"
+        "--data", type=Path, default=sets.questions(), help="the folder of sets as published"
     )
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--half", default="test", choices=("dev", "test"))

@@ -122,12 +122,7 @@ class Prompts:
 def main() -> None:
     options = _options()
     if importlib.util.find_spec("vllm") is None:
-        print(
-            "vLLM is not installed here; run this in the environment that `make test-vllm` sets "
-            "up.",
-            file=sys.stderr,
-        )
-        return
+        report.skip("vLLM is not installed here; `make test-vllm` sets an environment up.")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         model = folder / "model"
