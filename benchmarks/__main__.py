@@ -24,7 +24,7 @@ PACKAGES = ("simulate",)
 # What a benchmark is given that does not look for it itself.
 GIVEN = {
     "leading": lambda: [] if (found := questions()) is None else ["--data", str(found)],
-    "simulate": lambda: ["sharegpt-like", "--capacity-share", "0.3", "--xi", "200ms"],
+    "simulate": lambda: ["--trace", "sharegpt-like", "--capacity-share", "0.3", "--xi", "200ms"],
 }
 
 

@@ -1,11 +1,13 @@
 """Sessions in a scheduler's queue over memory and disk: CachedAttention's placement (sections 3.3
 and 4.3).
 
-One server takes requests first come first served; a request takes the prefill of its uncached
-tokens and its share of decoding. A session's whole history is held in memory or on disk; memory
-evicts to disk, and disk evicts for good. With look-ahead, sessions among the next `C_mem / S_kv`
-waiting requests are fetched to memory before they are served. Histories longer than the context
-lose their older half and stay usable, as they are stored without positions.
+One server takes requests first come first served. A request takes the prefill of its uncached
+tokens, which attend to the history, or the loading of the history where that takes longer, and its
+share of decoding. A session's whole history is held in memory or on disk. Memory evicts to disk, and
+disk evicts for good (the paper); in an inclusive store, as ragkv's, disk has what memory has, too.
+With look-ahead, sessions among the next `C_mem / S_kv` waiting requests are fetched to memory before
+they are served. Histories longer than the context lose their older half and stay usable, as they are
+stored without positions.
 """
 
 from collections import deque
@@ -31,7 +33,17 @@ class QueueServer:
     token_ms: float = 0.1  # prefill of one token
     turn_ms: float = 350.0  # a turn's share of decoding in a batch
     context_tokens: int = 4096
+    # of a token's time, for each key that it attends to: 4 x layers x width / (2 x weights)
+    key_share: float = 0.0
+    memory_tokens_per_s: float = float("inf")  # loaded to the device; hidden behind computing
+    disk_tokens_per_s: float = float("inf")  # read by one reader, in the order of the queue
+    inclusive: bool = False  # memory's histories are on disk as well
     ttl_s: float = float("inf")  # a history unused for longer is dropped
+
+    def prefill_s(self, tokens: int, behind: int = 0) -> float:
+        """Seconds to compute so many tokens that attend to `behind` others and to each other."""
+        keys = behind + tokens / 2
+        return self.token_ms / 1000 * tokens * (1 + self.key_share * keys)
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,22 @@ class Hits:
     first_turns: int
     mean_queue: float  # mean number of waiting requests when one is started
     mean_wait_s: float
+    prompt_tokens: int = 0  # of all turns
+    prefill_s: float = 0.0  # of all turns, with loading
+    recompute_s: float = 0.0  # the same if nothing were cached
+    busy_s: float = 0.0  # of the server, with decoding
+    recompute_busy_s: float = 0.0
+    hours: float = 0.0  # from the first counted turn to the last
+
+    @property
+    def ttft_s(self) -> float:
+        """Mean seconds from a request's start to its first token, without waiting."""
+        return self.prefill_s / max(1, self.turns + self.first_turns)
+
+    @property
+    def recompute_ttft_s(self) -> float:
+        """The same if nothing were cached."""
+        return self.recompute_s / max(1, self.turns + self.first_turns)
 
     @property
     def hit_rate(self) -> float:
@@ -86,6 +114,10 @@ class _Hierarchy:
             policies[0], server.memory_tokens, lambda *lost: self._demoted.append(lost), whole=True
         )
         self.disk = SessionTier(policies[1], server.disk_tokens, whole=True)
+        self._is_inclusive = server.inclusive
+        self._disk_tokens_per_s = server.disk_tokens_per_s
+        self._disk_free_at = 0.0
+        self._ready_at: dict[str, float] = {}  # of sessions that are read from disk
         self.fetch_window = int(server.memory_tokens / mean_tokens) if name == "lookahead" else 0
 
     def queued(self, session: str) -> None:
@@ -100,12 +132,22 @@ class _Hierarchy:
         """Hold a session in memory and demote others to disk; whether it stayed in memory
         itself.
         """
-        self.disk.hold(session, 0, now)
+        self.disk.hold(session, tokens if self._is_inclusive else 0, now)
         self._demoted.clear()
         self.memory.hold(session, tokens, now)
-        for other, size in self._demoted:
+        for other, size in () if self._is_inclusive else self._demoted:
             self.disk.hold(other, size, now)
         return session in self.memory.held
+
+    def read(self, session: str, tokens: int, now: float) -> float:
+        """Read a session from disk, behind what is being read; returns when it is there."""
+        self._disk_free_at = max(self._disk_free_at, now) + tokens / self._disk_tokens_per_s
+        self._ready_at[session] = self._disk_free_at
+        return self._disk_free_at
+
+    def ready_at(self, session: str) -> float:
+        """When a session that was fetched ahead is in memory."""
+        return self._ready_at.pop(session, 0.0)
 
     def drop(self, session: str, now: float) -> None:
         self.memory.hold(session, 0, now)
@@ -116,7 +158,11 @@ class _Hierarchy:
         stay there.
         """
         for session in waiting:
-            if session in self.disk.held and not self.keep(session, self.disk.held[session], now):
+            if session not in self.disk.held or session in self.memory.held:
+                continue
+            tokens = self.disk.held[session]
+            self.read(session, tokens, now)
+            if not self.keep(session, tokens, now):
                 break
 
 
@@ -143,6 +189,7 @@ def serve(
     done = 0
     turns = first = memory = disk = waiting = 0
     waited = 0.0
+    counted = _Times()
     while arrivals or queue:
         if not queue:
             now = max(now, arrivals[0][0])
@@ -156,7 +203,8 @@ def serve(
             tiers.drop(key, now)
         in_memory = key in tiers.memory.held
         on_disk = key in tiers.disk.held
-        if done >= warm_up_turns and came <= until_s:
+        is_counted = done >= warm_up_turns and came <= until_s
+        if is_counted:
             waiting = waiting + len(queue)
             waited = waited + now - came
             turns = turns + (turn > 0)
@@ -167,13 +215,53 @@ def serve(
         tiers.start(key)
         if history[number] + new > server.context_tokens:
             history[number] //= 2  # truncation; the stored KV is cut alike
-        uncached = new + (0 if in_memory or on_disk else history[number])
+        recompute_s = server.prefill_s(new + history[number])
+        if in_memory or on_disk:
+            there = tiers.ready_at(key) if in_memory else tiers.read(key, history[number], now)
+            load_s = max(0.0, there - now) + history[number] / server.memory_tokens_per_s
+            prefill_s = max(server.prefill_s(new, history[number]), load_s)
+        else:
+            prefill_s = recompute_s
+        if is_counted:
+            counted.add(new + history[number], prefill_s, recompute_s, now)
         tiers.fetch([str(n) for _, n, _ in islice(queue, tiers.fetch_window)], now)
-        now += (server.token_ms * uncached + server.turn_ms) / 1000
+        now += prefill_s + server.turn_ms / 1000
         history[number] = min(server.context_tokens, history[number] + new + out)
         last[number] = now
         tiers.keep(key, history[number], now)
         if turn + 1 < len(sessions[number].turns):
             heappush(arrivals, (now + think, number, turn + 1))
-    counted = max(1, turns + first)
-    return Hits(name, turns, memory, disk, first, waiting / counted, waited / counted)
+    count = max(1, turns + first)
+    decoding_s = count * server.turn_ms / 1000
+    return Hits(
+        name,
+        turns,
+        memory,
+        disk,
+        first,
+        waiting / count,
+        waited / count,
+        counted.tokens,
+        counted.prefill_s,
+        counted.recompute_s,
+        counted.prefill_s + decoding_s,
+        counted.recompute_s + decoding_s,
+        (now - counted.began_s) / 3600,
+    )
+
+
+class _Times:
+    """Sums over counted turns."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.prefill_s = 0.0
+        self.recompute_s = 0.0
+        self.began_s = 0.0
+
+    def add(self, tokens: int, prefill_s: float, recompute_s: float, now: float) -> None:
+        if not self.tokens:
+            self.began_s = now
+        self.tokens += tokens
+        self.prefill_s += prefill_s
+        self.recompute_s += recompute_s

@@ -58,6 +58,12 @@ def _articles(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+def paragraphs(folder: Path) -> Iterator[str]:
+    """All paragraphs of XQuAD's articles."""
+    for article in _articles(folder):
+        yield from (one["context"] for one in article["paragraphs"])
+
+
 def _xquad(folder: Path, half: str, same: int = 4, others: int = 3) -> Iterator[Asked]:
     """The paragraph that answers among `same` of its article and `others` of other articles, in any
     order.

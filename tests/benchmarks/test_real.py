@@ -59,6 +59,8 @@ def _options(data: Path, tmp_path: Path, *more: str) -> Any:
         str(tmp_path / "real.jsonl"),
         "--threads",
         "1",
+        "--forms",
+        "plain",
     )
     return real._options([*given, "--selectors", "hkvd", "--ratios", "1", *more])
 
