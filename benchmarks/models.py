@@ -21,7 +21,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import report
+from benchmarks import report, sets
+from benchmarks.real import NO_DATA
 from benchmarks.real_judge import located
 from benchmarks.real_sets import Asked, questions
 from benchmarks.rows import Row, Rows, markdown
@@ -38,6 +39,8 @@ PAGE_TOKENS = 650  # of a page of 500 English words
 
 def main() -> None:
     options = _options()
+    if options.data is None:
+        report.skip(NO_DATA)
     torch.set_num_threads(options.threads)
     rows = Rows(options.out)
     for name in options.model:
@@ -163,7 +166,9 @@ def _encode_seconds(rows: Sequence[Row]) -> list[float]:
 
 def _options() -> argparse.Namespace:
     parser = report.parser(__doc__, "two questions", threads=1)
-    parser.add_argument("--data", type=Path, required=True, help="the folder with xquad.en.json")
+    parser.add_argument(
+        "--data", type=Path, default=sets.questions(), help="the folder with xquad.en.json"
+    )
     parser.add_argument("--model", nargs="+", default=["smollm2"])
     parser.add_argument("--weights", default="plain", choices=["plain", "int8"])
     parser.add_argument("--questions", type=int, default=30, help="of XQuAD")
