@@ -63,7 +63,7 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The client that sends a request. Without keys every client is `ANONYMOUS`."""
+    """The client that sends a request. It is `ANONYMOUS` where no keys are used."""
 
     key_id: str
     name: str

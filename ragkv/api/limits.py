@@ -2,8 +2,8 @@
 sessions).
 
 Both rates count in a moving window of a minute, on the monotonic clock: the time of day may be set
-back. Tokens are charged when an answer is finished, because their number is not known earlier: a
-key with tokens left is served, and one with none waits until enough of them are a minute old.
+back. Tokens are charged when an answer is finished, because their number is not known earlier. A
+key with tokens left is served. One without waits until enough of them are a minute old.
 """
 
 import math

@@ -2,9 +2,9 @@
 in its text.
 
 A citation marker `[n]` means the n-th source. What the model writes passes as it is. Sources that
-say what the answer says, and that the answer does not name, are named at its end, behind a no-break
-space: so markers of the server are told from those of the model, and are removed from an earlier
-answer that a client sends back.
+say what the answer says are named at its end, if the model does not name them. A no-break space
+before them tells the server's markers from the model's. They are removed from an earlier answer
+that a client sends back.
 """
 
 import dataclasses

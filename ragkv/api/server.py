@@ -1,8 +1,7 @@
 """The uvicorn server: how it starts, and how it shuts down.
 
-It listens on loopback, and nginx stands in front of it (`deploy/nginx.conf`): nginx bounds
-connections, heads, bodies, rates and times, so this process sees whole requests. Nothing here does
-that a second time.
+It listens on loopback, behind nginx (`deploy/nginx.conf`). nginx bounds connections, heads, bodies,
+rates and times, so this process sees whole requests and does none of that again.
 
 On SIGTERM or SIGINT it takes no new connections, and running requests may finish for up to
 `graceful_s`. Then it cancels the others, which end at their next check, and closes its tenants,

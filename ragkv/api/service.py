@@ -200,8 +200,8 @@ class Service(Closing):
 
 
 def _same_model(model: Engine) -> Callable[[Mapping[str, Any]], None]:
-    """What raises `AnswerServerError` for the answer of a connector that has another model than
-    `model`.
+    """A check of a connector's report. It raises `AnswerServerError` if the connector has another
+    model than `model` has.
     """
     identity = model.model.identity
 

@@ -3,8 +3,8 @@ does no harm.
 
 Passages and prompt are compared by their words (`runtime/words.py`), so indentation, line breaks,
 quoting, punctuation and everything around a passage do not matter. JSON and HTML escapes are read
-as what they stand for. What is found is a *range of the prompt*: the prompt's own text, as it
-stands there, becomes the chunk. So a wrong match could only cut the prompt at another place, and no
+as the characters that they mean. A match is a *range of the prompt*: the prompt's own text at that
+place becomes the chunk. So a wrong match could only cut the prompt at another place, and no
 text of a passage ever replaces text of a prompt.
 """
 

@@ -1,8 +1,9 @@
 """Manifests: what a conversation consists of, saved durably. Its KV is in the store, found by the
 blocks' keys.
 
-A manifest is three lines of JSON: format, version and checksum; a summary, the only line that is
-read when an engine opens; the blocks with their token ids, the turns and the history. It has the
+A manifest is three lines of JSON. The first has format, version and checksum. The second is a
+summary, the only line that is read when an engine opens. The third has the blocks with their token
+ids, the turns and the history. It has the
 token ids, so a block that the store lost costs computing its tokens and never the state.
 `storage.py` has one file a session.
 """

@@ -35,7 +35,7 @@ from ragkv.runtime import (
 MANIFEST = "unpacked.json"
 GRIDS = "grids.safetensors"  # The grids of weights in four bits, if there are any.
 UNPACKER = "ragkv.model.gguf_unpacking"
-FORM = 2  # Of what is written: a folder of another form is made anew.
+FORM = 2  # A folder that was written in another form is made again.
 
 log = logging.getLogger(__name__)
 # Folders whose bytes this process has checked: a load asks for config, tokenizer and weights one

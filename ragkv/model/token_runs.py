@@ -23,7 +23,7 @@ PASS_ROWS = {"cpu": 512, "cuda": 4096}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Context:
-    """What stands before a run: the raw KV (L, 2, G, T, D) of pieces, one behind the other from
+    """The text before a run: the raw KV (L, 2, G, T, D) of pieces that follow each other from
     position 0 on.
     """
 

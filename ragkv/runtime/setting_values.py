@@ -135,7 +135,7 @@ def build(
     a wrong type.
 
     `siblings` are names that are known at the same place but are not of `cls`: an error may suggest
-    them. What is `fixed` is refused, unless the values stand `in_code`.
+    them. Fixed values are refused, unless the values come from code (`in_code`).
     """
     if not isinstance(values, Mapping):
         raise ConfigError(

@@ -1,15 +1,15 @@
 """Waiting: what work calls while it waits or before its next batch, and a lock that is fair to
 owners, with the queue that decides who is next. Pure Python.
 
-An owner is a tenant of a server. The lock's next holder is of the owner that held it for the least
-time, and first come first served for one owner: a tenant with one request waits for one batch of
-another tenant, however many requests the other one has (start-time fair queueing). An urgent wait
-goes in front of its own owner's others. It never overtakes another owner's: otherwise a busy tenant
-could starve the others' searches.
+An owner is a tenant of a server. The owner that held the lock for the least time gets it next, and
+its requests are served in their order (start-time fair queueing). So a tenant with one request
+waits for one batch of another tenant, however many requests the other one has. An urgent wait goes
+before its own owner's others. It never overtakes another owner's: otherwise a busy tenant could
+starve the others' searches.
 
-A plain lock is not enough for a model. A thread that waits must be able to leave the queue because
-another thread has done its work (`dismiss`), and a holder must be able to let another owner go
-first in the middle of its work (`give_way`), so that nobody waits for all that another one sent.
+A plain lock is not enough for a model. A waiting thread must be able to leave the queue, because
+another thread has done its work (`dismiss`). A holder must be able to let another owner go first in
+the middle of its work (`give_way`). Otherwise that owner would wait for all that the holder sent.
 """
 
 import threading

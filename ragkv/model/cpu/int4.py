@@ -13,9 +13,8 @@ from typing import NamedTuple
 import torch
 from safetensors import safe_open
 
-BLOCK = 32  # So many inputs of an output share a step and an offset, as in GGUF's blocks.
-# torch keeps so many outputs together, so that tiles of several layers can stand behind one
-# another.
+BLOCK = 32  # inputs of an output that share a step and an offset, as in GGUF's blocks
+# outputs that torch keeps together; so tiles of several layers can follow each other
 TILE = 64
 CENTRE = 8  # torch multiplies counts of steps from here, so that they are signed.
 # Weights are on a grid if the changes of a block are at most this share of their norm: rounding to

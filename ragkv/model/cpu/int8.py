@@ -2,15 +2,16 @@
 come, a scale a row.
 
 Many rows are multiplied by oneDNN, through the operators that torch's own compiler uses for
-quantised models on x86, and few by FBGEMM, because oneDNN arranges the weights again in each call:
-one row takes four times as long. Integers are added exactly, so both give the same bits, and a row
-has a scale of its own, so its result does not depend on the rows that are computed with it: the
-exactness rules hold against the int8 model itself. In real models a few inputs are a hundred times
-as large as the others, which would leave these hardly any steps; so each input is divided, and its
-weights multiplied, by a power of two (SmoothQuant, arXiv 2211.10438, with the ranges that random
-tokens show). The output head is rounded too, because its weights are a large part of what a
-decoding step reads; logits stay float32. Norms, embeddings, KV, routers and experts in one tensor
-stay as they are.
+quantised models on x86. Few rows are multiplied by FBGEMM, because oneDNN arranges the weights
+again in each call: one row takes four times as long. Integers are added exactly, so both give the
+same bits. A row has a scale of its own, so its result does not depend on the rows that are computed
+with it. So the exactness rules hold against the int8 model itself.
+
+In real models a few inputs are a hundred times as large as the others, which would leave the others
+hardly any steps. So each input is divided, and its weights are multiplied, by a power of two
+(SmoothQuant, arXiv 2211.10438). Random tokens show the ranges. The output head is rounded too,
+because its weights are a large part of what a decoding step reads. Logits stay float32. Norms,
+embeddings, KV, routers and experts in one tensor stay as they are.
 """
 
 import math
@@ -89,7 +90,7 @@ class Int8Linear(torch.nn.Module):
 
 
 def _smoothing(weight: torch.Tensor, ranges: torch.Tensor | None) -> torch.Tensor:
-    """What inputs are multiplied by, (in,): inputs and weights (out, in) then have ranges of the
+    """The factors of the inputs, (in,), with which inputs and weights (out, in) have ranges of the
     same size.
     """
     if ranges is None or not weight.numel():

@@ -4,9 +4,9 @@ changing a weight.
 In bfloat16: oneDNN reorders plain weights in every call, a packed copy once; its products are equal
 bit for bit.
 
-In float16 for FBGEMM, which torch brings: it multiplies rows in float32 by weights in float16 and
-adds in float32. float16 holds the weights of a bfloat16 checkpoint, if all are multiplied by a
-power of two where some are tiny. So a model in bfloat16 is as fast as one in float32 on processors
+Copies in float16 are for FBGEMM, which torch brings. It multiplies rows in float32 by weights in
+float16 and adds in float32. float16 holds the weights of a bfloat16 checkpoint; where some are
+tiny, all are multiplied by a power of two. So a model in bfloat16 is as fast as one in float32 on processors
 without products in bfloat16 (docs/research/speed.md).
 
 A copy takes as much memory as weights of two bytes each, so the caller sets a limit. It does not

@@ -193,8 +193,8 @@ class Grammars:
         """The grammar of `form`. One is compiled at a time: this waits for `owner`'s turn.
 
         Raises `SchemaError` for a schema that allows nothing, is not supported, or takes too much
-        time or memory; `InputError` for a tokenizer that cannot be used; `MissingExtraError`; and what
-        `check` raises, which is called while this waits.
+        time or memory. Raises `InputError` for a tokenizer that cannot be used. Raises
+        `MissingExtraError` without llguidance, and what `check` raises while this waits.
         """
         tokenizer = self._tokenizer.get()  # slow at the first call, but not because of the schema
         if (found := self.kept.get(form)) is not None:

@@ -1,7 +1,7 @@
 """The form of an answer, as a value, and the limits of a schema. Pure Python.
 
-A schema comes from strangers. What is checked here is what the compiler does not limit by itself:
-its own limits on work (grammar size, states, steps of regular expressions) hold for the rest.
+A schema comes from strangers. This file checks what the compiler does not limit by itself. The
+compiler limits the size of a grammar, its states, and the steps of regular expressions.
 """
 
 import json

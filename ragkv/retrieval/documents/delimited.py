@@ -57,8 +57,8 @@ def _counted(rows: Any, lost: list[str], is_odd: bool) -> Iterator[Row]:
 
 
 def _delimiter(text: str) -> str:
-    """What separates columns: the one candidate that two lines in a row have, else what makes a
-    regular table.
+    """The character that separates columns: the only candidate that two lines in a row have, or the
+    one that makes a regular table.
 
     Comments ("# ...") and a title above the table say nothing about it.
     """

@@ -96,7 +96,7 @@ class _Buffer:
 
 
 class _Marks(Enum):
-    """What stands before the items of a list."""
+    """How a list marks its items."""
 
     NUMBERS = auto()
     BULLETS = auto()
@@ -111,7 +111,7 @@ class _OpenList:
     step: int = 1
 
     def mark(self, attributes: dict[str, str]) -> str:
-        """What stands before the next item."""
+        """The mark of the next item, with a space."""
         if self.marks is not _Marks.NUMBERS:
             return "- " if self.marks is _Marks.BULLETS else ""
         self.number = _whole(attributes.get("value"), self.number)

@@ -1,8 +1,8 @@
 """Loaders make documents of a file's bytes. They know file formats and nothing about splitting or
 indexing.
 
-A file that cannot be read is a `DocumentError` that says what is wrong, where, and what to do; what
-a loader could not read of a file comes as a value among its documents. There is one loader per
+A file that cannot be read is a `DocumentError` that says what is wrong, where, and what to do. Parts
+that a loader could not read come as a value among the documents of the file. There is one loader per
 format, chosen by the file's suffix, or by its first bytes where it has none.
 """
 
@@ -15,7 +15,7 @@ from ..values import Document
 from .files import KNOWN, has_loader, kind_of
 from .reading import UNLIMITED, FileContent, Loaded, Loader, ParseLimits
 
-# What a file without an ending is stands in its first `SEEN_BYTES`.
+# The first bytes of a file without an ending say what it is.
 SEEN_BYTES = 4096
 _MAIL = re.compile(
     rb"^(?:Received|From|Message-ID):[ \t].*?^(?:Subject|Date|To):[ \t]", re.M | re.S | re.I

@@ -1,8 +1,8 @@
-"""What stands before or beside a text and must not run into it: numbers of items, raised and
-lowered text, marks of notes.
+"""Marks that must not run into the text next to them: numbers of items, raised and lowered text,
+marks of notes.
 
-One place for all formats, so that "10" with a raised "6" is "10^6" in a web page, a Word file, a
-slide and a PDF.
+It is one place for all formats, so that a raised number looks the same in a web page, a Word file,
+a slide and a PDF.
 """
 
 from typing import Literal

@@ -1,9 +1,8 @@
 """PDF: the text by pages, then the values of form fields. A page that cannot be read costs this
 page.
 
-PDFium reads the text: it knows what was drawn twice, what a ligature means (ActualText) and where a
-word is broken at the end of a line. pypdf reads what stands beside the text: forms, notes and which
-layers are off.
+PDFium reads the text. It knows what was drawn twice, what a ligature means (ActualText), and where
+a word is broken at the end of a line. pypdf reads forms, notes, and which layers are off.
 """
 
 import ctypes

@@ -1,9 +1,8 @@
 """What all loaders use: limits, the text in a file's bytes, documents named after their file,
 errors for broken files.
 
-What is lost of a file is never lost in silence: a loader names each lost part in the document's
-metadata under `LOST`, from where it comes into the outcome of the file and into the answers of the
-API.
+A loader names each part of a file that it could not read in the document's metadata, under `LOST`.
+From there it comes into the outcome of the file and into the answers of the API.
 """
 
 import codecs
@@ -233,8 +232,7 @@ def codec_of(label: str) -> str | None:
     """Python's codec for an encoding's name on the web, or for its own name; `None` if both know
     none.
 
-    On the web old names stand for larger encodings: "iso-8859-1" for windows-1252, "gb2312" for GB
-    18030.
+    On the web old names mean larger encodings, such as "iso-8859-1" for windows-1252.
     """
     label = label.strip().strip("\"'")
     known = webencodings.lookup(label)

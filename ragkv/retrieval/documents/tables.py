@@ -22,7 +22,7 @@ LINE_CHARS = 400
 # A row of names fills at least this share of the columns, a title above the table at most the next.
 MOST_COLUMNS = 0.6
 FEW_COLUMNS = 0.5
-# Values such as "12", "-3,5 %", "1790-01-31" and "7.50 EUR": rows of data have them.
+# Numbers with a unit, and dates: rows of data have them, heads of columns seldom do.
 _NUMBER = re.compile(r"(?<!\W)\W*+\d[\d.,:/\s'-]*+(?:%|[^\W\d]{1,3})?\W*+")
 
 

@@ -29,7 +29,7 @@ NO_LIST = "0"
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What stands before a paragraph."""
+    """The number or bullet of a paragraph."""
 
     text: str
     level: int  # of its list, from 0
@@ -136,7 +136,7 @@ class Numbering:
         self._begun = set[tuple[str, int]]()  # lists and levels whose own start was used
 
     def label(self, properties: Any) -> Label | None:
-        """What stands before the next paragraph; `None` if it is in no list."""
+        """The label of the next paragraph; `None` if it is in no list."""
         list_id, level = self._place(properties)
         found = self._lists.get(list_id)
         if found is None or not 0 <= level < MOST_LEVELS:
