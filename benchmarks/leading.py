@@ -47,7 +47,7 @@ from ragkv.errors import PromptTooLongError, RagKVError
 from ragkv.fusion import Passed, Plan, Span, SpanKind, SpanState, make_selector
 from ragkv.model import full_pass
 from ragkv.model.decode.stopping import end_tokens
-from ragkv.prompt import Past, Prompt
+from ragkv.prompt import Prompt
 from ragkv.runtime.rates import Rate
 from ragkv.scheduling.encoding import Encoder
 from ragkv.store import MemoryLease
@@ -91,7 +91,7 @@ class Passages:
     def prompt(self, question: str, passages: Sequence[str]) -> Prompt:
         """The prompt as the engine lays it out. Raises `PromptTooLongError`."""
         intake = self.engine.intake
-        return intake.prompt(intake.prefill_request(question, passages, {}), Past())
+        return intake.prompt(intake.prefill_request(question, passages, {}))
 
     def encode(self, prompt: Prompt) -> MemoryLease:
         """Store the entries of all passages; the leading one's exact entry is returned."""

@@ -95,9 +95,6 @@ def assembled(
     controller = _controller(model, config, intake, store, encoder, block_writer)
     unused = other_dtype_note(store, encoder.identity, model.dtype_choice.why)
     prefix_blocks = PrefixBlocks(own, settings.memory_bytes // PREFIX_SHARE)
-    lookup = Lookup(
-        adapter, encoder, store, scheduler, block_writer, background, prefix_blocks, unused
-    )
 
     # What is kept of it, and who answers.
     conversations = Conversations.open(adapter, runs, block_writer, config)
@@ -120,6 +117,18 @@ def assembled(
             from .model.kcache import Offloading
 
             offloading = Offloading(adapter, config.kcache)
+        with scheduler.turn():
+            prefix = encoder.prefix()
+        lookup = Lookup(
+            adapter,
+            encoder.identity,
+            prefix,
+            store,
+            block_writer,
+            background,
+            prefix_blocks,
+            unused,
+        )
         prefiller = Prefiller(lookup, fusor, scheduler, controller, prefix_blocks, offloading)
         backend = OwnModel(lookup, prefiller, scheduler, model, config.drafts)
     profiler = Profiler(controller, fusor, scheduler)

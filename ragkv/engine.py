@@ -23,8 +23,6 @@ from .model.loading import load
 from .prompt import (
     AnswerOptions,
     ChunkLike,
-    NoTurn,
-    Past,
     Prefill,
     PrefillOptions,
     Request,
@@ -204,7 +202,7 @@ class Engine(Closing):
             for event in serving.events:
                 if isinstance(event, TokenEvent):  # a complete answer is handed out even later
                     work.check()
-                yield turn.follow(event)
+                yield event if turn is None else turn.follow(event)
 
     def prefill(
         self,
@@ -236,6 +234,7 @@ class Engine(Closing):
         """
         request = self.intake.prefill_request(question, chunks, options, answer)
         with self._served(request, session) as (_, turn, serving):
+            assert turn is not None
             prefill = _own_prefill(serving)
             notes = turn.end()
             return replace(
@@ -245,7 +244,7 @@ class Engine(Closing):
     @contextmanager
     def _served(
         self, request: Request, session: Session | None, *, keep: bool = True
-    ) -> Iterator[tuple[Work, Turn | NoTurn, Serving]]:
+    ) -> Iterator[tuple[Work, Turn | None, Serving]]:
         """What every request begins with: wait for the conversation, lay out the prompt, prefill.
 
         Without `keep` the session is only read: no turn is added.
@@ -258,15 +257,17 @@ class Engine(Closing):
         self._backend.check(request)
         with ExitStack() as held:
             work = held.enter_context(self.scheduler.request(request.deadline_s, request.cancel))
-            turn: Turn | NoTurn = NoTurn(session.past if session else Past())
+            turn = None
             if session is not None and keep:
                 turn = held.enter_context(self._conversations.turn(session, work))
-            prompt = self.intake.prompt(request, turn.past)
+            past = (session.history, session.notes) if session else ()
+            prompt = self.intake.prompt(request, *past)
             request = replace(request, max_new_tokens=prompt.answer_tokens)
             session_id = session.session_id if session else ""
-            task = Task(request, prompt, work, session_id, keep=turn.keeps)
+            task = Task(request, prompt, work, session_id, keep=turn is not None)
             serving = held.enter_context(self._backend.serve(task))
-            turn.prefilled(prompt, serving.prefill)
+            if turn is not None:
+                turn.prefilled(task, serving.prefill)
             yield work, turn, serving
 
     def chunk(

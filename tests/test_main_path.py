@@ -1,9 +1,11 @@
 """What a reader must hold in mind: the files that are entered on the way to the first token.
 
 Counted are files of `ragkv/` in which a function is called, in any thread, and all of their lines.
-Run with `-s` to see them.
+Kinds of value are the dataclasses and named tuples of ragkv that are made on the thread of the
+question, from `Rag.stream` to the first layer. Run with `-s` to see them.
 """
 
+import dataclasses
 import os
 import sys
 import threading
@@ -16,30 +18,46 @@ from typing import Any
 import pytest
 
 import ragkv
-from ragkv import EngineConfig
-from ragkv.config import ControllerConfig
+from ragkv import ControllerConfig, Engine, EngineConfig
 from ragkv.retrieval.rag import Rag
+from tests.api.helpers import BARE, app_on, client_of, engine_of, filled
 from tests.reader import READER
 from tests.retrieval.fakes import HashEmbedder
 
 ROOT = Path(ragkv.__file__).parent
 CORPUS = Path(__file__).parents[1] / "examples" / "corpus"
 IS_FUNCTION = 0x2  # of a code object: it has a namespace of its own, unlike a module's or class's
+QUESTION = "Which pilots work in the harbour?"
 
 
 class Entered:
-    """The files of `ragkv/` in which a function was called."""
+    """The files of `ragkv/` in which a function was called, and the kinds of value made."""
 
     def __init__(self) -> None:
         self.files: set[Path] = set()
+        self.kinds: set[str] = set()
+        self._thread = threading.get_ident()
+        self._computes = False  # whether the first layer was called
 
     def see(self, frame: FrameType, event: str, _: object) -> None:
         """A profile function of Python."""
         code = frame.f_code
-        if event == "call" and code.co_flags & IS_FUNCTION:
-            path = Path(code.co_filename)
-            if path.is_relative_to(ROOT):
-                self.files.add(path)
+        if event != "call" or not code.co_flags & IS_FUNCTION:
+            return
+        path = Path(code.co_filename)
+        if path.is_relative_to(ROOT):
+            self.files.add(path)
+            self._computes |= code.co_name == "call_layer"
+        elif code.co_filename == "<string>" and not self._computes:
+            self._see_made(frame)
+
+    def _see_made(self, frame: FrameType) -> None:
+        """Note the class if the frame is the generated `__init__` or `__new__` of one of ours."""
+        made = frame.f_locals.get("_cls") or type(frame.f_locals.get("self"))
+        is_value = dataclasses.is_dataclass(made) or hasattr(made, "_fields")
+        is_own = getattr(made, "__module__", "").startswith("ragkv.")
+        if is_value and is_own and threading.get_ident() == self._thread:
+            self.kinds.add(made.__qualname__)
 
     @property
     def lines(self) -> int:
@@ -76,7 +94,9 @@ def entering() -> Iterator[Entered]:
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Entered]:
-    """What is entered on a filled home: to open it, to a first token, and by a turn besides."""
+    """What is entered on a filled home: to open it, to a first token, and by a turn and by a chat
+    request besides what an answer enters.
+    """
     home = tmp_path_factory.mktemp("home")
     # An idle engine would measure a profile on another thread, sooner or later.
     config = EngineConfig(controller=ControllerConfig(measure=False))
@@ -87,18 +107,54 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Entered]:
         rag = Rag.open(home, READER, **how)
     with rag:
         with entering() as asking:
-            hits = rag.retrieve("Which pilots work in the harbour?")
-            stream = rag.stream("Which pilots work in the harbour?", hits, max_new_tokens=2)
+            hits = rag.retrieve(QUESTION)
+            stream = rag.stream(QUESTION, hits, max_new_tokens=2)
             next(stream)
         list(stream)
+        with entering() as streaming:
+            next(rag.stream(QUESTION, hits, max_new_tokens=2))
+        with entering() as answering:
+            rag.ask(QUESTION, max_new_tokens=2)
         with entering() as turn:
             list(rag.stream("Who?", hits, rag.engine.session("s"), max_new_tokens=2))
-    return {"open": opening, "ask": asking, "turn": turn.without(asking)}
+    asking.kinds = streaming.kinds
+    answering.files |= asking.files
+    chat = _chat(tmp_path_factory.mktemp("served"))
+    return {
+        "open": opening,
+        "ask": asking,
+        "turn": turn.without(answering),
+        "chat": chat.without(answering),
+    }
+
+
+def _chat(home: Path) -> Entered:
+    """What a second chat request over a collection enters."""
+    body = {
+        "model": "reader:facts",
+        "messages": [{"role": "user", "content": "Who built the mill of Oro?"}],
+        "max_tokens": 2,
+    }
+    with (
+        Engine.from_pretrained(READER, BARE) as engine,
+        entering() as entered,
+        client_of(app_on(engine, home)) as client,
+    ):
+        filled(client)
+        engine_of(client.app).flush()
+        assert client.post("/v1/chat/completions", json=body).status_code == 200
+        entered.files = set()
+        assert client.post("/v1/chat/completions", json=body).status_code == 200
+        found = entered.files
+        entered.files = set()
+    entered.files = found
+    return entered
 
 
 # The path may not grow. The aims are 50 files to open a home, and 45 files of 8,000 lines to ask.
 @pytest.mark.parametrize(
-    ("what", "files", "lines"), [("open", 80, 15_400), ("ask", 66, 12_100), ("turn", 12, 2_400)]
+    ("what", "files", "lines"),
+    [("open", 80, 15_400), ("ask", 66, 12_100), ("turn", 12, 2_400), ("chat", 60, 9_999)],
 )
 def test_a_reader_need_not_hold_more_in_mind(
     paths: dict[str, Entered], what: str, files: int, lines: int
@@ -106,3 +162,9 @@ def test_a_reader_need_not_hold_more_in_mind(
     print(f"\n{what}: {paths[what]}")
     assert len(paths[what].files) <= files
     assert paths[what].lines <= lines
+
+
+def test_few_kinds_of_value_stand_between_text_and_tensor(paths: dict[str, Entered]) -> None:
+    kinds = sorted(paths["ask"].kinds)
+    print(f"\n{len(kinds)} kinds of value: {', '.join(kinds)}")
+    assert len(kinds) <= 40

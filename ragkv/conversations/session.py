@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ragkv.errors import InputError
-from ragkv.prompt import Past
 from ragkv.prompt.history import Block, History, Part, PartKind, SessionState, merged
 from ragkv.runtime import acquired, no_check
 from ragkv.scheduling import Work
@@ -71,9 +70,9 @@ class Session:
         return self.state.title
 
     @property
-    def past(self) -> Past:
+    def history(self) -> History:
         """What the next turn builds on."""
-        return Past(self.state.history, self.notes)
+        return self.state.history
 
     def wait_saved(self, timeout_s: float) -> str | None:
         """Return when the last turn survives a crash; a note for its report if that is not so

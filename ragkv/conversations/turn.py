@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ragkv.prompt import Prompt, ServedPrompt, TurnKV
+from ragkv.prompt import Prompt, Request, ServedPrompt, Task, TurnKV
 from ragkv.prompt.history import (
     SAVE_WAIT_S,
     Block,
@@ -37,14 +37,11 @@ if TYPE_CHECKING:
 class Turn(Closing):
     """A turn of a conversation, which cuts the KV that it makes into blocks."""
 
-    keeps = True  # its KV is kept
-
     def __init__(self, owner: "Conversations", session: Session) -> None:
         self._owner = owner
         self._writer = owner.block_writer
         self._session = session
         self._before = session.state
-        self.past = session.past
         # in the context of inexact blocks, so that only this session finds them
         self._taint = secrets.token_hex(16)
         self._saved: list[EntryKey] = []
@@ -57,18 +54,22 @@ class Turn(Closing):
         """The keys of the blocks that this turn has saved so far."""
         return tuple(self._saved)
 
-    def prefilled(self, prompt: Prompt, prefill: ServedPrompt) -> None:
+    def prefilled(self, task: Task, prefill: ServedPrompt) -> None:
         """The prompt's KV is complete: save blocks of history that were computed again, then
         complete new ones.
         """
+        prompt = task.prompt
+        assert prompt.history is not None
         self._prompt = prompt
+        self._history = prompt.history
+        self._parts = _parts(prompt, task.request)
         self._made = prefill.turn_kv
         self._ids = list(prompt.token_ids)
         self._prefix_digest = ids_digest(prompt.prefix)
         self._chain = Chain(prompt.prefix)
         self._at = len(prompt.prefix)  # position behind the last block
-        self._blocks = list(prompt.history.blocks)
-        for number, block in enumerate(prompt.history.blocks):
+        self._blocks = list(prompt.blocks)
+        for number, block in enumerate(prompt.blocks):
             if self._made is not None and number in self._made.recomputed_blocks:
                 self._blocks[number] = self._save(self._made, self._at + len(block), block.index)
             self._at += len(block)
@@ -109,17 +110,17 @@ class Turn(Closing):
             if self._at < self._recorded_to(made):
                 self._add_block(made, self._recorded_to(made))
         else:  # the next prompt is longer and has other RoPE frequencies: it cannot use this KV
-            self._blocks = list(prompt.history.blocks)
+            self._blocks = list(prompt.blocks)
             self._at = len(prompt.prefix) + sum(map(len, self._blocks))
         parts = [
-            *prompt.parts,
+            *self._parts,
             Part(PartKind.ANSWER, len(answer)),
             Part(PartKind.BETWEEN, len(between)),
         ]
         own_parts = tuple(
             replace(part, turn=len(self._before.turns)) for part in parts if len(part)
         )
-        history = History(tuple(self._blocks), whole[self._at :], prompt.history.parts + own_parts)
+        history = History(tuple(self._blocks), whole[self._at :], self._history.parts + own_parts)
         turns = (*self._before.turns, PastTurn(self._before.history, self._owner.clock()))
         self._session.notes, notes = (), self._wait_for_writer()
         state = self._session.state
@@ -216,9 +217,9 @@ class Turn(Closing):
         turns = self._before.turns
         size = self._owner.settings.block_tokens
         now = self._owner.clock()
-        held = len(prompt.history.blocks)
+        held = len(prompt.blocks)
         # tokens in front of the new blocks
-        covered = len(prompt.prefix) + sum(map(len, prompt.history.blocks))
+        covered = len(prompt.prefix) + sum(map(len, prompt.blocks))
         return TurnSize(
             at=now,
             request=0,
@@ -236,6 +237,22 @@ class Turn(Closing):
         used = {self._writer.key(block) for block in self._session.state.history.blocks}
         if unused := set(self._saved) - used:
             self._writer.then(partial(self._owner.drop, unused))
+
+
+def _parts(prompt: Prompt, request: Request) -> tuple[Part, ...]:
+    """The runs after the history, marked as documents, question and given answer."""
+    given = request.chunks[len(request.chunks) - len(prompt.chunks) :]
+    sources = [str(chunk.metadata.get("source", "")) for chunk in given]
+    answer = len(request.given_answer)
+    parts = [
+        *(
+            Part(PartKind.CHUNK, len(ids), source="" if at is None else sources[at])
+            for ids, at in prompt.body
+        ),
+        Part(PartKind.QUESTION, len(prompt.question) - answer),
+        Part(PartKind.ANSWER, answer),
+    ]
+    return tuple(part for part in parts if len(part))
 
 
 def _blocks(start: int, stop: int, exact_until: int, size: int) -> int:

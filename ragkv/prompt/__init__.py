@@ -9,7 +9,7 @@ from .intake import MAX_LOGPROBS, Intake
 from .lookup import Lookup
 from .prefill import Prefiller
 from .prefix_blocks import PrefixBlocks
-from .prompt import Past, Prompt
+from .prompt import Prompt, Task
 from .request import (
     AnswerOptions,
     ChunkLike,
@@ -20,7 +20,6 @@ from .request import (
     TurnKV,
 )
 from .shared_model import SharedModel
-from .task import NoTurn, Task
 
 __all__ = [
     "MAX_LOGPROBS",
@@ -31,9 +30,7 @@ __all__ = [
     "ChunkLike",
     "Intake",
     "Lookup",
-    "NoTurn",
     "OwnModel",
-    "Past",
     "Prefill",
     "PrefillOptions",
     "Prefiller",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from ragkv.model.decode.sampling import Sampler
+from ragkv.model.decode.sampling import GREEDY, Sampler
 from ragkv.model.decode.stopping import TextStream, end_tokens
 from ragkv.scheduling import Scheduler
 from ragkv.types import Answer, TokenEvent, TokenLogprob
@@ -18,9 +18,9 @@ from .citations import cite
 from .drafts import Drafts
 from .lookup import Lookup
 from .prefill import Prefiller
+from .prompt import Task
 from .request import Prefill, Request, ServedPrompt
 from .shared_model import SharedModel
-from .task import Task
 
 if TYPE_CHECKING:
     from .constraints.grammar import TokenConstraint
@@ -63,7 +63,7 @@ class ActiveAnswer:
         self._text = TextStream(tokenizer, request.stop, as_written=request.raw)
         self._logprobs: list[TokenLogprob] = []
         self._first_token_s = 0.0
-        self.drafts = Drafts((), 0)  # another server's answer has none
+        self.drafts: Drafts | None = None  # another server's answer has none
         self.tokens: list[int] = []
         self.reason: str | None = None  # why it ended: "stop" or "length"; None: it goes on
 
@@ -103,14 +103,14 @@ class ActiveAnswer:
         served = self._served
         assert self.reason is not None
         decode_s = self._request.elapsed_s() - self._first_token_s
-        counts = {"drafted": self.drafts.proposed, "accepted": self.drafts.accepted}
+        timing = replace(served.timing, first_token_s=self._first_token_s, decode_s=decode_s)
+        if drafts := self.drafts:
+            timing = replace(timing, drafted=drafts.proposed, accepted=drafts.accepted)
         yield Answer(
             text=self._text.text,
             token_ids=tuple(self.tokens),
             finish_reason=self.reason,
-            timing=replace(
-                served.timing, first_token_s=self._first_token_s, decode_s=decode_s, **counts
-            ),
+            timing=timing,
             reuse=served.reuse,
             citations=cite(self._text.text, self._request.chunks),
             spans=served.spans,
@@ -156,25 +156,39 @@ class OwnModel:
             yield Serving(prefill, events)
 
     def _decode(self, task: Task, prefill: Prefill) -> AnswerEvents:
-        """The events of a prefilled request's answer: tokens, then the `Answer`.
+        """The events of a prefilled request's answer: tokens, then the `Answer`."""
+        grammar = task.request.grammar
+        constraint = None if grammar is None else grammar.start(task.work.owner)
+        ends = self._end_tokens if constraint is None else constraint.end_tokens
+        sampler = None
+        if constraint is not None or task.request.sampling != GREEDY:
+            seen = prefill.token_ids.to(self._device)
+            sampler = Sampler(task.request.sampling, seen, ends, constraint)
+        answer = _SampledAnswer(task, prefill, self._tokenizer, sampler, ends, constraint)
+        event = answer.choose(prefill.logits)
+        if event is not None:
+            yield event
+        if not answer.ended:
+            yield from self._steps(task, prefill, answer)
+        yield from answer.finish()
+
+    def _steps(
+        self, task: Task, prefill: Prefill, answer: "_SampledAnswer"
+    ) -> Iterator[TokenEvent]:
+        """The events of all tokens behind the first one.
 
         A conversation's turn records the KV of every token but the last, which is never run.
         """
         batch = self._scheduler.batch
-        drafts = Drafts(prefill.token_ids.tolist(), self._most_drafts)
-        grammar = task.request.grammar
-        constraint = None if grammar is None else grammar.start(task.work.owner)
-        ends = self._end_tokens if constraint is None else constraint.end_tokens
-        seen = prefill.token_ids.to(self._device)
-        sampler = Sampler(task.request.sampling, seen, ends, constraint)
-        answer = _SampledAnswer(task, prefill, self._tokenizer, sampler, ends, constraint, drafts)
-        prepared = () if constraint is None else (constraint.prepare,)
+        drafts = answer.drafts = Drafts(prefill.token_ids.tolist(), self._most_drafts)
+        drafts.add(answer.tokens[-1])
+        prepared = () if answer.constraint is None else (answer.constraint.prepare,)
         record = prefill.turn_kv.record if prefill.turn_kv else None
-        rows = prefill.logits.unsqueeze(0)
-        tried: tuple[int, ...] = ()
-        took_s = 0.0
         with batch.slot(prefill.kv, record, task.work.owner) as slot:
-            while True:
+            while not answer.ended:
+                tried = drafts.propose(slot.room)
+                rows = slot.verify(answer.tokens[-1], tried, meanwhile=prepared)
+                took_s = batch.step_s
                 accepted = 0
                 for logits, draft in zip(rows, (*tried, None), strict=True):
                     event = answer.choose(logits)
@@ -184,16 +198,11 @@ class OwnModel:
                         # before the consumer gets the token, whose KV is not computed yet
                         slot.keep(len(tried), accepted)
                     if event is not None:
+                        drafts.add(event.token_id)
                         yield event
                     if not is_right:
                         break
                 drafts.verified(len(tried), accepted, took_s)
-                if answer.ended:
-                    break
-                tried = drafts.propose(slot.room)
-                rows = slot.verify(answer.tokens[-1], tried, meanwhile=prepared)
-                took_s = batch.step_s
-        yield from answer.finish()
 
 
 class _SampledAnswer(ActiveAnswer):
@@ -204,38 +213,37 @@ class _SampledAnswer(ActiveAnswer):
         task: Task,
         prefill: Prefill,
         tokenizer: Any | None,
-        sampler: Sampler,
+        sampler: Sampler | None,
         end_tokens: tuple[int, ...],
         constraint: "TokenConstraint | None",
-        drafts: Drafts,
     ) -> None:
+        """Without a `sampler` the most probable token is taken."""
         super().__init__(task, prefill, tokenizer)
-        self.drafts = drafts
+        self.constraint = constraint
         self._sampler = sampler
         self._ends = end_tokens
-        self._constraint = constraint
 
     def choose(self, logits: torch.Tensor) -> TokenEvent | None:
         """Choose the token after `logits` (V,); `None` for an end token, which is not part of the
         answer.
         """
-        token = self._sampler.choose(logits)
+        sampler = self._sampler
+        token = int(logits.argmax()) if sampler is None else sampler.choose(logits)
         if token in self._ends:
             self.end()
             return None
-        self.drafts.add(token)
         alternatives = self._request.logprobs
         event = self.add(
             token, None if alternatives is None else token_logprob(logits, token, alternatives)
         )
-        if self._constraint is not None and self._constraint.finished:
+        if self.constraint is not None and self.constraint.finished:
             self.reason = "stop"
         return event
 
     @property
     def notes(self) -> tuple[str, ...]:
         """The notes, with one on an answer that was cut before it had its form."""
-        if self._constraint is None or self._constraint.complete:
+        if self.constraint is None or self.constraint.complete:
             return super().notes
         what = (
             "a stop string"

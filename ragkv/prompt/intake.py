@@ -12,16 +12,18 @@ from ragkv.config import R_STAR, EngineConfig, ReuseMode
 from ragkv.control import Method
 from ragkv.errors import InputError, check_kind
 from ragkv.fusion import make_selector
-from ragkv.model.decode.sampling import Sampling
+from ragkv.model.decode.sampling import GREEDY, SETTINGS, Sampling
 from ragkv.model.decode.stopping import TextStream
 from ragkv.prompt.constraints import ResponseFormat
+from ragkv.prompt.history import History
+from ragkv.runtime.outside_text import encode
 from ragkv.scheduling import Work
 from ragkv.types import Chunk, Text
 
-from .prompt import Past, Prompt, check_length, lay_out
+from .prompt import Prompt, check_length, lay_out
 from .request import AnswerOptions, ChunkLike, PrefillOptions, Request
 from .shared_model import SharedModel
-from .template import TemplateRuns, encode
+from .template import TemplateRuns
 
 if TYPE_CHECKING:
     from ragkv.control.gate_result import GateResult
@@ -130,7 +132,7 @@ class Intake:
         TextStream(self._tokenizer, stop)  # raises for stop strings without a tokenizer
         form = options.get("response_format")
         check_kind("response_format", form, ResponseFormat, type(None))
-        sampling = Sampling.of(options)
+        sampling = Sampling.of(options) if SETTINGS & options.keys() else GREEDY
         self._check_ids(tuple(sampling.logit_bias or ()))
         return replace(
             request,
@@ -147,10 +149,15 @@ class Intake:
         waiting = Work(self._config.store.tenant, request.deadline_s, request.cancel)
         return self._model.grammars.compile(form, waiting.owner, waiting.check)
 
-    def prompt(self, request: Request, past: Past) -> Prompt:
-        """The prompt of a request after its past. Raises `PromptTooLongError`."""
+    def prompt(
+        self, request: Request, history: History | None = None, notes: tuple[str, ...] = ()
+    ) -> Prompt:
+        """The prompt of a request after its history, of which the report says `notes`. Raises
+        `PromptTooLongError`.
+        """
         session = self._config.session
-        return lay_out(request, past, self.runs, self._context_length, session)
+        prompt = lay_out(request, history, self.runs, self._context_length, session)
+        return replace(prompt, notes=(*notes, *prompt.notes)) if notes else prompt
 
     def method(self, options: PrefillOptions) -> Method:
         """How to make a prompt's KV: the options, else the config's, as far as the gate result

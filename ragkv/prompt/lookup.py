@@ -3,21 +3,28 @@
 Leases are opened here and closed by the caller's exit stack.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from ragkv.fusion import Plan
+from ragkv.fusion import Plan, Span, SpanKind, SpanState
 from ragkv.model import Adapter
 from ragkv.prompt.history import Block, BlockWriter
-from ragkv.scheduling import Scheduler
-from ragkv.scheduling.encoding import BackgroundEncoder, Encoder
-from ragkv.store import EntryKey, HintedEntry, Lease, PrefetchHint, Store
+from ragkv.scheduling.encoding import BackgroundEncoder
+from ragkv.store import (
+    EntryKey,
+    HintedEntry,
+    Identity,
+    Lease,
+    MemoryLease,
+    PrefetchHint,
+    Store,
+    stored_bytes,
+)
 
-from .planning import Found, WantedRuns, plan_of, wanted
+from .planning import plan_of, wanted, with_blocks
 from .prefix_blocks import PrefixBlocks
-from .prompt import Prompt
-from .task import Task
+from .prompt import Prompt, Task
 
 
 class Lookup:
@@ -26,23 +33,24 @@ class Lookup:
     def __init__(
         self,
         adapter: Adapter,
-        encoder: Encoder,
+        identity: Identity,
+        prefix: MemoryLease | None,
         store: Store,
-        scheduler: Scheduler,
         block_writer: BlockWriter,
         background: BackgroundEncoder,
         prefix_blocks: PrefixBlocks,
         unused_note: str | None = None,
     ) -> None:
-        """`background` is given every chunk whose entry is missing.
+        """`identity` is that of chunks. `prefix` has the KV of the application's prefix, if it has
+        one. `background` is given every chunk whose entry is missing.
 
         `unused_note` says why stored entries are not reused; the first report of a cache miss has
         it.
         """
         self._adapter = adapter
-        self._encoder = encoder
+        self._identity = identity
+        self._prefix = prefix
         self._store = store
-        self._scheduler = scheduler
         self._block_writer = block_writer
         self._background = background
         self._prefix_blocks = prefix_blocks
@@ -51,15 +59,39 @@ class Lookup:
     def plan(self, task: Task, damaged: Container[EntryKey], leases: ExitStack) -> Plan:
         """The plan of a request's prompt, its leases opened on `leases`.
 
-        An entry in `damaged` counts as a cache miss. Acquires the compute lock if the prefix has to
-        be encoded. Raises what the task's work raises while it waits.
+        An entry in `damaged` counts as a cache miss. A chunk that another request missed is waited
+        for while it is encoded; raises what the task's work raises meanwhile.
         """
         prompt = task.prompt
-        runs = self._wanted(task)
-        if not damaged:  # Otherwise only chunks wait that this request missed itself.
-            self._background.finish(_wanted_ids(prompt, runs), task.work.check)
-        found = self._find(task, runs, damaged, leases)
-        plan = plan_of(prompt, task.request.method, runs, found)
+        method = task.request.method
+        frequencies = self._frequencies(prompt)
+
+        def found_of(run: Span, block: Block | None) -> Span:
+            lease = self._lease(prompt, run, block, damaged)
+            if run.kind is SpanKind.PREFIX or lease is None:
+                return replace(run, lease=lease)
+            return replace(run, lease=self._of_this_model(leases.enter_context(lease)))
+
+        runs = wanted(prompt, method, frequencies)
+        found = [found_of(*one) for one in with_blocks(prompt, runs)]
+        missed = _missed_ids(prompt, found)
+        # Otherwise only chunks wait that this request missed itself.
+        if missed and not damaged and self._background.finish(missed.values(), task.work.check):
+            found = [found_of(run, None) if run.chunk in missed else run for run in found]
+            missed = _missed_ids(prompt, found)
+        for ids in missed.values():
+            self._background.add(ids)  # now, so that a later deletion cancels it
+        plan = plan_of(
+            prompt,
+            method,
+            found,
+            frequencies,
+            damaged={chunk for chunk, ids in missed.items() if self._identity.key(ids) in damaged},
+            earlier=self._prefix_blocks.find(prompt, frequencies)
+            if method.reuse == "prefix"
+            else (),
+            away=self._store.away(),
+        )
         if plan.missed and self._unreported:
             plan = replace(plan, notes=(*plan.notes, *self._unreported))
             self._unreported = ()
@@ -67,64 +99,43 @@ class Lookup:
 
     def hint(self, task: Task) -> PrefetchHint:
         """What `plan` will look up in the store: history in order, then chunks."""
-        runs = self._wanted(task)
-        encoder = self._encoder
-        base = self._block_writer.base
-        blocks = [
-            HintedEntry(
-                identity := block.identity(base),
-                block.token_ids,
-                encoder.entry_bytes(len(block.token_ids), identity),
-                task.session_id,
-            )
-            for block, run in zip(task.prompt.history.blocks, runs.blocks, strict=True)
-            if run.is_wanted
-        ]
-        chunks = [
-            HintedEntry(encoder.identity, ids, encoder.entry_bytes(len(ids)))
-            for ids in _wanted_ids(task.prompt, runs)
-        ]
-        return PrefetchHint((*blocks, *chunks))
-
-    def _wanted(self, task: Task) -> WantedRuns:
-        frequencies = self._adapter.rope.frequencies(len(task.prompt.token_ids))
-        return wanted(task.prompt, task.request.method, frequencies)
-
-    def _find(
-        self, task: Task, runs: WantedRuns, damaged: Container[EntryKey], leases: ExitStack
-    ) -> Found:
-        """Open what is stored of the wanted runs. Missing chunks go to the background encoder."""
         prompt = task.prompt
-        reuse = task.request.method.reuse
-        identity = self._encoder.identity
+        runs = wanted(prompt, task.request.method, self._frequencies(prompt))
+        entries = []
+        for run, block in with_blocks(prompt, runs):
+            if run.state is SpanState.COMPUTED:
+                continue
+            if block is not None:
+                identity = block.identity(self._block_writer.base)
+                entries.append(self._hinted(identity, block.token_ids, task.session_id))
+            elif run.chunk is not None:
+                entries.append(self._hinted(self._identity, prompt.stored_ids[run.chunk]))
+        return PrefetchHint(tuple(entries))
 
-        def opened(lease: Lease | None) -> Lease | None:
-            return None if lease is None else self._of_this_model(leases.enter_context(lease))
+    def _hinted(self, identity: Identity, ids: tuple[int, ...], group: str = "") -> HintedEntry:
+        adapter = self._adapter
+        size = stored_bytes(identity.codec, len(ids), *adapter.kv_shape, adapter.dtype)
+        return HintedEntry(identity, ids, size, group)
 
-        def block_lease(block: Block) -> Lease | None:
+    def _frequencies(self, prompt: Prompt) -> str:
+        return self._adapter.rope.frequencies(len(prompt.token_ids))
+
+    def _lease(
+        self, prompt: Prompt, run: Span, block: Block | None, damaged: Container[EntryKey]
+    ) -> Lease | None:
+        """The lease of a run that is stored; `None` if it is not, or is not wanted."""
+        if run.state is SpanState.COMPUTED:
+            return None
+        if block is not None:
             writer = self._block_writer
-            return None if writer.key(block) in damaged else opened(writer.lease(block))
-
-        def chunk_lease(ids: tuple[int, ...]) -> Lease | None:
-            key = identity.key(ids)
-            lease = None if key in damaged else opened(self._store.lease(identity, ids))
-            if lease is None:
-                self._background.add(ids)  # now, so that a later deletion cancels it
-            return lease
-
-        prefix = None
-        if reuse != "none" and prompt.own_prefix:
-            prefix = self._encoder.prefix(len(prompt.token_ids), self._scheduler.turn)
-        blocks = zip(prompt.history.blocks, runs.blocks, strict=True)
-        chunks = list(zip(prompt.stored_ids, runs.chunks, strict=True))
-        return Found(
-            prefix,
-            tuple(block_lease(block) if run.is_wanted else None for block, run in blocks),
-            tuple(chunk_lease(ids) if run.is_wanted else None for ids, run in chunks),
-            frozenset(i for i, (ids, _) in enumerate(chunks) if identity.key(ids) in damaged),
-            self._prefix_blocks.find(prompt, runs.frequencies) if reuse == "prefix" else (),
-            tuple(self._store.away()),
-        )
+            return None if writer.key(block) in damaged else writer.lease(block)
+        if run.chunk is not None:
+            ids = prompt.stored_ids[run.chunk]
+            is_damaged = self._identity.key(ids) in damaged
+            return None if is_damaged else self._store.lease(self._identity, ids)
+        prefix = self._prefix
+        fits = prefix is not None and prefix.info.frequencies == self._frequencies(prompt)
+        return prefix if fits else None
 
     def _of_this_model(self, lease: Lease) -> Lease | None:
         """The lease; `None` if its KV has another model's shape.
@@ -136,7 +147,10 @@ class Lookup:
         return lease if shape == self._adapter.kv_shape else None
 
 
-def _wanted_ids(prompt: Prompt, runs: WantedRuns) -> list[tuple[int, ...]]:
-    """The ids of the chunks that are looked up."""
-    chunks = zip(prompt.stored_ids, runs.chunks, strict=True)
-    return [ids for ids, run in chunks if run.is_wanted]
+def _missed_ids(prompt: Prompt, found: Sequence[Span]) -> dict[int, tuple[int, ...]]:
+    """The stored ids of the chunks, by their index, that are wanted and have no lease."""
+    return {
+        run.chunk: prompt.stored_ids[run.chunk]
+        for run in found
+        if run.chunk is not None and run.lease is None and run.state is not SpanState.COMPUTED
+    }

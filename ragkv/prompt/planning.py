@@ -1,14 +1,16 @@
 """What becomes of every run of a prompt: exact, fused or computed, and why.
 
-Nothing is looked up, opened or changed here. `wanted` knows from the places in the prompt which
-stored KV is of use. `lookup.py` looks that up, and `plan_of` makes the plan. Only this file decides
-which spans are exact.
+Nothing is looked up, opened or changed here. `wanted` gives each run of the prompt the state that
+it should have, by its place. `lookup.py` gives those that are stored their leases, and `plan_of`
+makes the plan. Only this file decides which spans are exact.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from enum import StrEnum
+from itertools import chain, repeat
 
 import torch
 
@@ -39,174 +41,151 @@ class Why(StrEnum):
     LOST = "its block was lost"
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Whether the stored KV of a chunk or block is of use, known before it is looked up."""
-
-    is_exact: bool = False  # it was made after exactly the tokens that precede it in this prompt
-    why_not: str | None = None  # None: it is wanted; "": it is not, and nothing is said
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether it is looked up."""
-        return self.why_not is None
-
-
-@dataclass(frozen=True, slots=True)
-class WantedRuns:
-    """What is looked up for one prompt."""
-
-    frequencies: str  # digest of the prompt's RoPE frequencies
-    blocks: tuple[Wanted, ...]  # one for each block of the history
-    chunks: tuple[Wanted, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The leases of a prompt's stored KV. `None`: it is not stored, or was not wanted."""
-
-    prefix: Lease | None
-    blocks: tuple[Lease | None, ...]  # one for each block of the history
-    chunks: tuple[Lease | None, ...]
-    damaged: frozenset[int] = frozenset()  # chunks whose entry was found damaged by this request
-    earlier: tuple[Lease, ...] = ()  # exact blocks of earlier prompts, from the history's end on
-    away: tuple[str, ...] = ()  # kinds of storage that do not answer
-
-
-def wanted(prompt: Prompt, method: Method, frequencies: str) -> WantedRuns:
-    """The stored KV to look up for `prompt`; `frequencies` digests its RoPE frequencies."""
-    blocks = prompt.history.blocks
-    exact = exact_blocks(prompt.prefix, blocks, frequencies)
-    prefix_digest = ids_digest(prompt.prefix)
-
-    def block_wanted(block: Block, is_exact: bool) -> Wanted:
-        if method.reuse == "none":
-            return Wanted(is_exact, "")
-        if block.prefix_digest != prefix_digest:
-            return Wanted(is_exact, Why.OTHER_PREFIX)
-        if block.frequencies != frequencies:
-            return Wanted(is_exact, Why.OTHER_FREQUENCIES)
-        if not is_exact and method.inexact_use == "recompute":
-            return Wanted(is_exact, Why.WAS_INEXACT)
-        return Wanted(is_exact)
-
-    def chunk_wanted(index: int) -> Wanted:
-        if index in prompt.plain:
-            return Wanted(why_not="")
-        if method.reuse == "none":
-            return Wanted(why_not=Why.FULL_RECOMPUTE)
-        if method.reuse == "prefix":
-            return Wanted(why_not=Why.ONLY_EXACT)
-        return Wanted(is_exact=_leads(prompt, index))
-
-    return WantedRuns(
-        frequencies,
-        tuple(block_wanted(*one) for one in zip(blocks, exact, strict=True)),
-        tuple(map(chunk_wanted, range(len(prompt.chunks)))),
-    )
-
-
-def plan_of(prompt: Prompt, method: Method, wanted: WantedRuns, found: Found) -> Plan:
-    """The plan of a prompt of which `found` is stored."""
-    length = len(prompt.token_ids)
-    prefix = len(prompt.prefix)
-    spans: list[Span] = []
-    if prefix:
-        state = SpanState.COMPUTED if found.prefix is None else SpanState.EXACT
-        spans.append(Span(SpanKind.PREFIX, 0, prefix, state, found.prefix))
-    spans += _history_spans(prompt, method, wanted, found)
-    spans += _chunk_spans(prompt, wanted, found)
-    if prompt.question:
-        start = length - len(prompt.question)
-        spans.append(Span(SpanKind.QUESTION, start, length, SpanState.COMPUTED))
-    if found.earlier:
-        spans = _with_blocks(spans, found.earlier, prefix + len(prompt.history))
-    missed = tuple(
-        index
-        for index, (run, lease) in enumerate(zip(wanted.chunks, found.chunks, strict=True))
-        if run.is_wanted and lease is None
-    )
-    lost = {
-        index: run.why_not or Why.LOST
-        for index, (run, lease) in enumerate(zip(wanted.blocks, found.blocks, strict=True))
-        if lease is None and run.why_not != ""
-    }
-    notes = (*_lost_notes(prompt, lost), *_away_notes(method, found, missed))
-    return Plan.of(torch.tensor(prompt.token_ids), spans, missed, tuple(lost), notes)
-
-
-def _leads(prompt: Prompt, index: int) -> bool:
-    """Whether the chunk follows directly the prefix with which entries are encoded."""
-    return index == 0 and not prompt.history and prompt.own_prefix
-
-
-def _history_spans(
-    prompt: Prompt, method: Method, wanted: WantedRuns, found: Found
-) -> Iterator[Span]:
-    """The history's spans, in order: its blocks, then the tail, which has no stored KV."""
-    at = len(prompt.prefix)
-    runs = zip(prompt.history.blocks, wanted.blocks, found.blocks, strict=True)
-    for block, run, lease in runs:
-        state = _block_state(block, run, lease, method)
-        stop = at + len(block)
-        if state is SpanState.COMPUTED:
-            yield Span(SpanKind.HISTORY, at, stop, state)
+def wanted(prompt: Prompt, method: Method, frequencies: str) -> list[Span]:
+    """The runs of a prompt in order, in the states that they should have: what is not computed is
+    to be looked up. `frequencies` digests the prompt's RoPE frequencies.
+    """
+    runs = list(_wanted_past(prompt, method, frequencies))
+    for ids, chunk in prompt.body:
+        start = runs[-1].stop if runs else 0
+        stop = start + len(ids)
+        if chunk is None:
+            runs.append(Span(SpanKind.TEXT, start, stop, SpanState.COMPUTED))
+        elif method.reuse != "fused":
+            why = Why.FULL_RECOMPUTE if method.reuse == "none" else Why.ONLY_EXACT
+            computed = SpanState.COMPUTED
+            runs.append(Span(SpanKind.CHUNK, start, stop, computed, chunk=chunk, why=why))
         else:
-            yield Span(SpanKind.HISTORY, at, stop, state, lease, None, block.start)
-        at = stop
-    if prompt.history.tail:
-        stop = at + len(prompt.history.tail)
-        yield Span(SpanKind.HISTORY, at, stop, SpanState.COMPUTED)
+            # directly behind the prefix with which entries are encoded
+            leads = chunk == 0 and not prompt.past_ids and prompt.own_prefix
+            state = SpanState.EXACT if leads else SpanState.FUSED
+            offset = prompt.excerpts[chunk].offset if chunk in prompt.excerpts else 0
+            runs.append(Span(SpanKind.CHUNK, start, stop, state, None, chunk, offset))
+    if prompt.question:
+        length = len(prompt.token_ids)
+        start = length - len(prompt.question)
+        runs.append(Span(SpanKind.QUESTION, start, length, SpanState.COMPUTED))
+    return runs
 
 
-def _block_state(block: Block, run: Wanted, lease: Lease | None, method: Method) -> SpanState:
-    if lease is None:
+def with_blocks(prompt: Prompt, runs: Iterable[Span]) -> Iterator[tuple[Span, Block | None]]:
+    """Each run with the block of history that it is; `None`: it is none."""
+    prefix = [None] if prompt.prefix else []
+    return zip(runs, chain(prefix, prompt.blocks, repeat(None)), strict=False)
+
+
+def _wanted_past(prompt: Prompt, method: Method, frequencies: str) -> Iterator[Span]:
+    """The prefix, the history's blocks, and its tail, which has no stored KV."""
+    at = len(prompt.prefix)
+    is_wanted = method.reuse != "none" and prompt.own_prefix
+    if at:
+        yield Span(SpanKind.PREFIX, 0, at, SpanState.EXACT if is_wanted else SpanState.COMPUTED)
+    if prompt.history is None:
+        return
+    blocks = prompt.history.blocks
+    prefix_digest = ids_digest(prompt.prefix)
+    for block, is_exact in zip(
+        blocks, exact_blocks(prompt.prefix, blocks, frequencies), strict=True
+    ):
+        why = None
+        state = SpanState.EXACT if is_exact else _inexact_state(block, method)
+        if method.reuse == "none":
+            why = Why.FULL_RECOMPUTE
+        elif block.prefix_digest != prefix_digest:
+            why = Why.OTHER_PREFIX
+        elif block.frequencies != frequencies:
+            why = Why.OTHER_FREQUENCIES
+        elif state is SpanState.COMPUTED:
+            why = Why.WAS_INEXACT
+        state = state if why is None else SpanState.COMPUTED
+        yield Span(SpanKind.HISTORY, at, at + len(block), state, offset=block.start, why=why)
+        at += len(block)
+    if tail := prompt.history.tail:
+        yield Span(SpanKind.HISTORY, at, at + len(tail), SpanState.COMPUTED)
+
+
+def _inexact_state(block: Block, method: Method) -> SpanState:
+    """How a block is used that is not exact.
+
+    Only a turn that fused chunks leaves tokens to choose from. Truncation, a codec that rounds, an
+    answer decoded with KCache and what saw any of these are used as they are.
+    """
+    if method.inexact_use == "recompute":
         return SpanState.COMPUTED
-    if run.is_exact and lease.info.lossless:
-        return SpanState.EXACT
-    if method.inexact_use == "recompute":  # it was wanted as exact, and a codec has rounded it
-        return SpanState.COMPUTED
-    # Only a turn that fused chunks leaves tokens to choose from. Truncation, a codec that rounds,
-    # an answer decoded with KCache and what saw any of these are used as they are.
     is_choice = method.inexact_use == "select" and block.fused
     return SpanState.FUSED if is_choice else SpanState.APPROXIMATE
 
 
-def _chunk_spans(prompt: Prompt, wanted: WantedRuns, found: Found) -> Iterator[Span]:
-    """The spans of chunks and of the text between them, in order."""
-    at = len(prompt.prefix) + len(prompt.history)
-    for ids, index in prompt.body:
-        stop = at + len(ids)
-        if index is None:
-            yield Span(SpanKind.TEXT, at, stop, SpanState.COMPUTED)
-        elif (lease := found.chunks[index]) is None:
-            why = wanted.chunks[index].why_not
-            if why is None:
-                why = Why.DAMAGED if index in found.damaged else Why.MISSED
-            yield Span(SpanKind.CHUNK, at, stop, SpanState.COMPUTED, chunk=index, why=why)
+def plan_of(
+    prompt: Prompt,
+    method: Method,
+    found: Sequence[Span],
+    frequencies: str,
+    *,
+    damaged: AbstractSet[int] = frozenset(),
+    earlier: Sequence[Lease] = (),
+    away: Sequence[str] = (),
+) -> Plan:
+    """The plan of a prompt of which `found` are the wanted runs, each with its lease if it is stored.
+
+    The entries of the chunks `damaged` were found damaged by this request. `earlier` are exact
+    blocks of earlier prompts, from the history's end on. `away` are kinds of storage that do not
+    answer.
+    """
+    past = [span for span in found if span.kind is SpanKind.HISTORY][: len(prompt.blocks)]
+    lost = {
+        index: span.why or Why.LOST
+        for index, span in enumerate(past)
+        if span.lease is None and method.reuse != "none"
+    }
+    missed = tuple(
+        span.chunk
+        for span in found
+        if span.chunk is not None and span.lease is None and span.state is not SpanState.COMPUTED
+    )
+    spans = list[Span]()
+    for span, block in with_blocks(prompt, found):
+        if span.kind is SpanKind.HISTORY:
+            spans.append(_history(span, block, method))
+        elif span.state is SpanState.COMPUTED or span.kind is SpanKind.PREFIX:
+            is_missing = span.lease is None
+            spans.append(replace(span, state=SpanState.COMPUTED) if is_missing else span)
+        elif span.lease is None:
+            why = Why.DAMAGED if span.chunk in damaged else Why.MISSED
+            spans.append(replace(span, state=SpanState.COMPUTED, offset=0, why=why))
         else:
-            offset = prompt.excerpts[index].offset if index in prompt.excerpts else 0
-            fused = Span(SpanKind.CHUNK, at, stop, SpanState.FUSED, lease, index, offset)
-            yield from _stored_chunk(fused, wanted.chunks[index], wanted.frequencies)
-        at = stop
+            spans += _stored_chunk(span, span.lease, frequencies)
+    if earlier:
+        spans = _with_blocks(spans, earlier, prompt.body_start)
+    notes = (*_lost_notes(prompt, lost), *_away_notes(method, away, missed))
+    return Plan.of(torch.tensor(prompt.token_ids), spans, missed, tuple(lost), notes)
 
 
-def _stored_chunk(fused: Span, run: Wanted, frequencies: str) -> Iterator[Span]:
+def _history(span: Span, block: Block | None, method: Method) -> Span:
+    """What becomes of a block, or of the tail, whose block is `None`."""
+    state = SpanState.COMPUTED if span.lease is None else span.state
+    if span.lease is not None and block is not None and state is SpanState.EXACT:
+        state = state if span.lease.info.lossless else _inexact_state(block, method)
+    if state is SpanState.COMPUTED:
+        return Span(SpanKind.HISTORY, span.start, span.stop, state)
+    return replace(span, state=state)
+
+
+def _stored_chunk(span: Span, lease: Lease, frequencies: str) -> Iterator[Span]:
     """The spans of a chunk whose entry was found."""
-    assert fused.lease is not None
-    info = fused.lease.info
-    if not run.is_exact:
-        yield fused
+    info = lease.info
+    fused = replace(span, state=SpanState.FUSED)
+    computed = replace(span, state=SpanState.COMPUTED, lease=None, offset=0, why=Why.LEADING)
+    if span.state is SpanState.FUSED:
+        yield span
     elif not info.is_expected:  # encoded directly after the prefix, as in this prompt
-        is_exact = info.lossless and info.frequencies == frequencies
-        yield replace(fused, state=SpanState.EXACT) if is_exact else fused
-    elif len(fused) <= LEADING_TOKENS:
-        yield replace(fused, state=SpanState.COMPUTED, lease=None, offset=0, why=Why.LEADING)
+        yield span if info.lossless and info.frequencies == frequencies else fused
+    elif len(span) <= LEADING_TOKENS:
+        yield computed
     else:
-        cut = fused.start + LEADING_TOKENS
-        computed = SpanState.COMPUTED
-        yield replace(fused, stop=cut, state=computed, lease=None, offset=0, why=Why.LEADING)
-        yield replace(fused, start=cut, offset=fused.offset + LEADING_TOKENS)
+        cut = span.start + LEADING_TOKENS
+        yield replace(computed, stop=cut)
+        yield replace(fused, start=cut, offset=span.offset + LEADING_TOKENS)
 
 
 def _with_blocks(spans: Sequence[Span], blocks: Sequence[Lease], start: int) -> list[Span]:
@@ -233,11 +212,11 @@ def _lost_notes(prompt: Prompt, lost: Mapping[int, str]) -> Iterator[str]:
     """Notes that say why history is computed."""
     tokens = Counter[str]()
     for index, why in lost.items():
-        tokens[why] += len(prompt.history.blocks[index])
+        tokens[why] += len(prompt.blocks[index])
     yield from (f"{count} history tokens recomputed: {why}" for why, count in tokens.items())
 
 
-def _away_notes(method: Method, found: Found, missed: Sequence[int]) -> Iterator[str]:
+def _away_notes(method: Method, away: Sequence[str], missed: Sequence[int]) -> Iterator[str]:
     """Notes that name the storage that did not answer, and what that cost."""
     if method.reuse == "none":
         return
@@ -246,4 +225,4 @@ def _away_notes(method: Method, found: Found, missed: Sequence[int]) -> Iterator
         if missed
         else "no chunk was missing here"
     )
-    yield from (f"{kind} does not answer: {without}" for kind in found.away)
+    yield from (f"{kind} does not answer: {without}" for kind in away)

@@ -22,9 +22,9 @@ from ragkv.types import Timing
 
 from .lookup import Lookup
 from .prefix_blocks import PrefixBlocks
+from .prompt import Task
 from .report import prompt_spans, reuse_report
 from .request import Prefill, TurnKV
-from .task import Task
 
 if TYPE_CHECKING:
     from ragkv.model.kcache import Offloading
@@ -146,7 +146,7 @@ class Prefiller:
         keeps = task.keep or task.request.method.reuse == "prefix"
         if not keeps or rope.frequencies(length) != rope.frequencies(length + 1):
             return None
-        blocks = prompt.history.blocks
+        blocks = prompt.blocks
         reused = blocks[: min(plan.recomputed_blocks, default=len(blocks))]
         start = len(prompt.prefix) + sum(map(len, reused))
         return self._adapter.new_recording(start, length + task.request.max_new_tokens)

@@ -76,9 +76,9 @@ class PrefixBlocks:
 def _names(prompt: Prompt, frequencies: str) -> Iterator[tuple[str, int, tuple[int, ...]]]:
     """Each whole block's name, first position and ids; the last token is always computed."""
     chain = Chain(prompt.prefix)
-    chain.add(prompt.history.token_ids)
+    chain.add(prompt.past_ids)
     ids = prompt.token_ids
-    first = len(prompt.prefix) + len(prompt.history)
+    first = prompt.body_start
     for at in range(first, len(ids) - BLOCK_TOKENS, BLOCK_TOKENS):
         block = ids[at : at + BLOCK_TOKENS]
         chain.add(block)

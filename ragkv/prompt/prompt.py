@@ -1,7 +1,8 @@
 """A prompt as runs of token ids: prefix, history, chunks with the text between them, question.
 
 The runs are concatenated as ids; nothing is decoded and tokenized again, so a chunk has the same
-ids at any place. History comes before the chunks, so that it is an exact prefix.
+ids at any place. History comes before the chunks, so that it is an exact prefix. A `Task` is a
+request with its prompt, which dies with the request.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,8 +11,9 @@ from itertools import chain
 
 from ragkv.config import SessionConfig
 from ragkv.errors import InputError, PromptTooLongError
-from ragkv.prompt.history import EMPTY, History, Part, PartKind, fitted
-from ragkv.types import Chunk, Excerpt, Text
+from ragkv.prompt.history import Block, History, fitted
+from ragkv.scheduling import Work
+from ragkv.types import Excerpt, Text
 
 from .request import Request
 from .template import TemplateRuns
@@ -21,35 +23,39 @@ LEAST_ANSWER_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
-    """What precedes a turn of a conversation."""
-
-    history: History = EMPTY
-    notes: tuple[str, ...] = ()  # what the turn's report says about the history
-
-
-@dataclass(frozen=True, slots=True)
 class Prompt:
     """The runs of one prompt, in order."""
 
     prefix: tuple[int, ...]
-    history: History  # as much of it as fits
     chunks: tuple[tuple[int, ...], ...]
     question: tuple[int, ...]  # with the template's tail, then a given answer
+    history: History | None = None  # as much of a conversation's as fits; None: it belongs to none
     plain: frozenset[int] = frozenset()  # indices of chunks that are only text: never stored
     separator: tuple[int, ...] = ()  # computed after each chunk that no text follows
     excerpts: Mapping[int, Excerpt] = field(default_factory=dict)  # parts of stored chunks
     own_prefix: bool = True  # whether `prefix` is the application's, with which entries are made
-    parts: tuple[Part, ...] = ()  # the runs after the history, by kind
     notes: tuple[str, ...] = ()  # what the report says about the history and the length
     answer_tokens: int = 0  # the most tokens of the answer that were asked for, or that fit
     question_tokens: int = 0  # the first ids of `question` that are not the template's
+    past_ids: tuple[int, ...] = field(init=False)  # the ids of the history
+    token_ids: tuple[int, ...] = field(init=False)  # all S ids
+
+    def __post_init__(self) -> None:
+        past_ids = () if self.history is None else self.history.token_ids
+        body = (ids for ids, _ in self.body)
+        token_ids = tuple(chain(self.prefix, past_ids, *body, self.question))
+        object.__setattr__(self, "past_ids", past_ids)
+        object.__setattr__(self, "token_ids", token_ids)
 
     @property
-    def token_ids(self) -> tuple[int, ...]:
-        """All S ids."""
-        body = (ids for ids, _ in self.body)
-        return tuple(chain(self.prefix, self.history.token_ids, *body, self.question))
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks of the history."""
+        return () if self.history is None else self.history.blocks
+
+    @property
+    def body_start(self) -> int:
+        """The position behind prefix and history."""
+        return len(self.prefix) + len(self.past_ids)
 
     @property
     def question_end(self) -> int:
@@ -77,14 +83,25 @@ class Prompt:
                 yield self.separator, None
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A request while it is served: its prompt, and its claim on the model. Nothing in it changes."""
+
+    request: Request
+    prompt: Prompt
+    work: Work
+    session_id: str = ""  # of its conversation; "" if it belongs to none
+    keep: bool = False  # whether a conversation stores the KV that it makes
+
+
 def lay_out(
     request: Request,
-    past: Past,
+    history: History | None,
     runs: TemplateRuns,
     context_length: int,
     settings: SessionConfig,
 ) -> Prompt:
-    """The prompt of a request after its past (CachedAttention section 3.4).
+    """The prompt of a request after its history (CachedAttention section 3.4).
 
     History is cut until it and the answer fit the context; an answer that does not fit even without
     history is cut to what fits. Raises `PromptTooLongError` if no token of an answer fits.
@@ -92,28 +109,23 @@ def lay_out(
     alone = _without_history(request, runs)
     asked = request.max_new_tokens
     length = len(alone.token_ids)
-    if length + len(past.history) == 0:
-        raise InputError("The prompt is empty: no prefix, chunk or question.")
     fits = length + asked <= context_length
     others = length + (asked if fits else min(asked, LEAST_ANSWER_TOKENS))
-    history = past.history
     truncated = None
-    if history:
+    if history is not None:
         history, truncated = fitted(history, context_length - others, settings)
-    check_length(length + len(history), min(asked, 1), context_length)
-    room = asked if fits else context_length - length - len(history)
+        length += len(history)
+    if not length:
+        raise InputError("The prompt is empty: no prefix, chunk or question.")
+    check_length(length, min(asked, 1), context_length)
+    room = asked if fits else context_length - length
     cut = (
         None
         if fits
         else f"the answer may have {room} tokens, not {asked}: the context is {context_length}"
     )
-    return replace(
-        alone,
-        history=history,
-        parts=_parts(alone, request),
-        notes=(*past.notes, *filter(None, (truncated, cut))),
-        answer_tokens=room,
-    )
+    notes = tuple(filter(None, (truncated, cut)))
+    return replace(alone, history=history, notes=notes, answer_tokens=room)
 
 
 def check_length(length: int, headroom: int, context_length: int) -> None:
@@ -134,7 +146,6 @@ def _without_history(request: Request, runs: TemplateRuns) -> Prompt:
     tail = () if request.raw else runs.after_question
     return Prompt(
         prefix=prefix,
-        history=EMPTY,
         chunks=tuple(chunk.token_ids for chunk in chunks),
         question=request.question + tail + request.given_answer,
         plain=frozenset(i for i, chunk in enumerate(chunks) if isinstance(chunk, Text)),
@@ -143,19 +154,3 @@ def _without_history(request: Request, runs: TemplateRuns) -> Prompt:
         own_prefix=prefix == runs.before_documents,
         question_tokens=len(request.question),
     )
-
-
-def _parts(prompt: Prompt, request: Request) -> tuple[Part, ...]:
-    """The runs that a conversation keeps, marked as documents, question and answer."""
-    given: tuple[Chunk, ...] = request.chunks[len(request.chunks) - len(prompt.chunks) :]
-    sources = [str(chunk.metadata.get("source", "")) for chunk in given]
-    answer = len(request.given_answer)
-    parts = [
-        *(
-            Part(PartKind.CHUNK, len(ids), source="" if at is None else sources[at])
-            for ids, at in prompt.body
-        ),
-        Part(PartKind.QUESTION, len(prompt.question) - answer),
-        Part(PartKind.ANSWER, answer),
-    ]
-    return tuple(part for part in parts if len(part))

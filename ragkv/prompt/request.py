@@ -13,7 +13,7 @@ from ragkv.config import ReuseMode
 from ragkv.control import Method
 from ragkv.fusion import Selector
 from ragkv.model import PromptKV, Recording
-from ragkv.model.decode.sampling import Sampling
+from ragkv.model.decode.sampling import GREEDY, Sampling
 from ragkv.prompt.constraints import ResponseFormat
 from ragkv.types import Chunk, PromptSpan, Reuse, Timing
 
@@ -130,7 +130,7 @@ class Request:
     logprobs: int | None = None
     raw: bool = False
     grammar: "Grammar | None" = None  # constrains the answer
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling = GREEDY
     on_prefill: Callable[[ServedPrompt], None] | None = None
     # all times of the report count from here
     began: float = field(default_factory=time.perf_counter)

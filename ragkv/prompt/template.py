@@ -6,13 +6,11 @@ same ids at any place. A chat template is rendered once with marks in place of t
 split at them into four fixed runs. History comes before the chunks, so that it is an exact prefix.
 """
 
-import operator
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ragkv.errors import InputError, UnsupportedModelError
-from ragkv.runtime.outside_text import encode_markup, encode_outside
+from ragkv.errors import UnsupportedModelError
+from ragkv.runtime.outside_text import encode, encode_markup
 
 _MARKS = ("\u27e6ragkv-1\u27e7", "\u27e6ragkv-2\u27e7", "\u27e6ragkv-3\u27e7")
 
@@ -36,20 +34,6 @@ def template_runs(tokenizer: Any | None, bos_token_id: int | None, system: str) 
         bos_token_id = tokenizer.bos_token_id
     prefix = () if bos_token_id is None else (int(bos_token_id),)
     return TemplateRuns(prefix + (encode(tokenizer, system) if system else ()))
-
-
-def encode(tokenizer: Any | None, text_or_ids: str | Sequence[int]) -> tuple[int, ...]:
-    """Text from outside as ids, without control tokens; ids as they are. Raises `InputError`
-    without a tokenizer.
-    """
-    if not isinstance(text_or_ids, str):
-        try:
-            return tuple(operator.index(token) for token in text_or_ids)
-        except TypeError as error:
-            raise InputError(
-                f"Give text or a sequence of integer token ids, not {text_or_ids!r:.80}."
-            ) from error
-    return encode_outside(tokenizer, text_or_ids)
 
 
 def _split_template(tokenizer: Any, system: str) -> TemplateRuns:

@@ -7,8 +7,10 @@ control tokens keeps its ids.
 """
 
 import functools
+import operator
 import re
 import unicodedata
+from collections.abc import Sequence
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
@@ -22,10 +24,18 @@ def encode_markup(tokenizer: Any, text: str) -> tuple[int, ...]:
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def encode_outside(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """The ids of `text`, without special tokens around it and control tokens in it. Raises
-    `InputError`.
+def encode(tokenizer: Any | None, text: str | Sequence[int]) -> tuple[int, ...]:
+    """The ids of `text`, without special tokens around it and control tokens in it; ids as they are.
+
+    Raises `InputError` for anything else, and for text without a tokenizer.
     """
+    if not isinstance(text, str):
+        try:
+            return tuple(operator.index(token) for token in text)
+        except TypeError as error:
+            raise InputError(
+                f"Give text or a sequence of integer token ids, not {text!r:.80}."
+            ) from error
     if tokenizer is None:
         raise InputError(
             "Text was given, but the engine has no tokenizer. Give token ids, or build the "

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .outside_text import encode_outside
+from .outside_text import encode
 
 
 class TokenCounter:
@@ -16,7 +16,7 @@ class TokenCounter:
 
     def __call__(self, text: str) -> int:
         """The tokens of `text`, without special tokens. Raises `InputError` without a tokenizer."""
-        return len(encode_outside(self._tokenizer, text))
+        return len(encode(self._tokenizer, text))
 
     @property
     def can_be_pickled(self) -> bool:

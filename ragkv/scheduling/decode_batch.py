@@ -114,7 +114,7 @@ class DecodeBatch:
             )
             self.most_rows = 1
         self._changed = threading.Condition()
-        self._waiting: list[_TokenRequest] = []
+        self.waiting: list[_TokenRequest] = []  # requests that wait for a token
         # the slots that the last step served and that do not wait again yet
         self._expected: set[DecodeSlot] = set()
         self.slots = 0  # in use
@@ -122,14 +122,9 @@ class DecodeBatch:
         self._stepped_at = 0.0  # when it ended
 
     @property
-    def waiting(self) -> int:
-        """The number of requests that wait for a token."""
-        return len(self._waiting)
-
-    @property
     def is_due(self) -> bool:
-        """Whether `step_waiting` runs a step now. Read without a lock: usually no request waits."""
-        return bool(self._waiting) and time.perf_counter() - self._stepped_at >= self.step_s
+        """Whether `step_waiting` runs a step now."""
+        return bool(self.waiting) and time.perf_counter() - self._stepped_at >= self.step_s
 
     def slot(self, kv: PromptKV, record: Recording | None = None, owner: str = "") -> DecodeSlot:
         """A slot for the prompt of `kv`, which has space for its answer.
@@ -156,7 +151,7 @@ class DecodeBatch:
         """The logits of a request for one token. Waits until a step ran."""
         try:
             with self._changed:
-                self._waiting.append(request)
+                self.waiting.append(request)
                 self._expected.discard(request.slot)
                 self._changed.notify_all()
             for work in meanwhile:
@@ -164,7 +159,7 @@ class DecodeBatch:
             self._wait_for(request)
         except BaseException:  # interrupted: this token is not wanted any more
             with self._changed:
-                self._waiting = [other for other in self._waiting if other is not request]
+                self.waiting = [other for other in self.waiting if other is not request]
             raise
         if request.error is not None:
             raise request.error
@@ -197,7 +192,7 @@ class DecodeBatch:
         """One step for all waiting requests. The caller holds the compute lock."""
         with self._changed:
             requests = self._next_requests()
-            self._waiting = [request for request in self._waiting if request not in requests]
+            self.waiting = [request for request in self.waiting if request not in requests]
         if not requests:
             return
         began = time.perf_counter()
@@ -209,9 +204,7 @@ class DecodeBatch:
         finally:
             served = [request for request in requests if request.done]
             with self._changed:
-                self._waiting = [
-                    request for request in requests if not request.done
-                ] + self._waiting
+                self.waiting = [request for request in requests if not request.done] + self.waiting
                 self._expected = {request.slot for request in served if request.error is None}
             self._stepped_at = time.perf_counter()
             self.step_s = self._stepped_at - began
@@ -225,7 +218,7 @@ class DecodeBatch:
         seen: Counter[str] = Counter()
         # the number of its owner's requests that are older
         ranked: list[tuple[int, _TokenRequest]] = []
-        for request in self._waiting:
+        for request in self.waiting:
             ranked.append((seen[request.wait.owner], request))
             seen[request.wait.owner] += 1
         # With several tenants a step has few rows, and at least one of each, so no tenant pays for

@@ -7,11 +7,12 @@ plans: how jobs are computed is up to its caller.
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ragkv.runtime import FairLock, Wait
 
-from .work import Work
+if TYPE_CHECKING:
+    from .scheduler import Work
 
 Job = TypeVar("Job")
 
@@ -44,7 +45,7 @@ class JointPrefills(Generic[Job]):
         return len(self._waiting)
 
     def run(
-        self, job: Job, rows: float, work: Work, compute: Callable[[Sequence[Job]], None]
+        self, job: Job, rows: float, work: "Work", compute: Callable[[Sequence[Job]], None]
     ) -> None:
         """Return when a pass with `job` is over. Raises what `work.check` raises while it waits.
 

@@ -3,7 +3,8 @@ section 3.3).
 
 The callers' threads do the work. An admission covers planning and prefill, never decoding: one
 admitted request computes while the others look up and read ahead (section 3.2.1), and an open
-stream delays no other request. What is held for a request is released however it ends. Engines on
+stream delays no other request. One `Work` is made for each request and passed by hand to everything
+that waits or computes for it. What is held for a request is released however it ends. Engines on
 one model have a scheduler each, with a queue of its own, and share the `ModelTurns`. The scheduler
 knows no prompts. docs/research/scheduler.md has a drawing.
 """
@@ -26,11 +27,65 @@ from ragkv.store import PrefetchHint, Store
 
 from .decode_batch import DecodeBatch
 from .joint_prefills import JointPrefills
-from .work import Work
 
 # Short prompts are admitted beyond `workers` while all admitted prompts together have at most so
 # many tokens. They plan and read ahead, and then share a pass.
 JOINT_TOKENS = 8192
+
+
+class Work:
+    """One request's claim on the model."""
+
+    def __init__(
+        self,
+        owner: str = "",
+        deadline_s: float | None = None,
+        cancel: threading.Event | None = None,
+        ended: Callable[[Exception], None] = lambda _: None,
+    ) -> None:
+        """`owner` is the tenant that waits and is charged; `deadline_s` counts from now.
+
+        `ended` is called once, with the first error that `check` raises.
+        """
+        self.owner = owner
+        self._deadline_s = deadline_s
+        self._cancel = cancel
+        self._ended = ended
+        self._began = time.perf_counter()
+        self._is_over = False
+
+    def elapsed_s(self) -> float:
+        """Seconds since the work began."""
+        return time.perf_counter() - self._began
+
+    def check(self) -> None:
+        """Raise `CancelledError` or `DeadlineError` if the request should not go on."""
+        error: CancelledError | DeadlineError
+        if self._cancel is not None and self._cancel.is_set():
+            error = CancelledError(
+                "The request was cancelled by its caller; what it held is released."
+            )
+        elif self._deadline_s is not None and self.elapsed_s() >= self._deadline_s:
+            error = DeadlineError(
+                f"The request's deadline of {self._deadline_s:g} s passed; what it held is "
+                "released. Give it more time, ask for fewer tokens, or ask again when the queue "
+                "is shorter."
+            )
+        else:
+            return
+        if not self._is_over:
+            self._is_over = True
+            self._ended(error)
+        try:
+            raise error
+        finally:
+            del error  # Otherwise it and this frame would keep each other, the request and its KV.
+
+    def wait(self, event: threading.Event) -> None:
+        """Wait for `event`; raises what `check` raises."""
+        may_end = self._cancel is not None or self._deadline_s is not None
+        while not event.wait(POLL_S if may_end else None):
+            self.check()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +209,8 @@ class Scheduler:
         The thread whose turn it is calls this between two layers. Raises `RagKVError` if the engine
         was closed.
         """
-        self._turns.batch.step_waiting()
+        if self._turns.batch.waiting:  # read without a lock: usually no request waits
+            self._turns.batch.step_waiting()
         self._turns.lock.give_way()
         self._check_open()
 

@@ -12,7 +12,7 @@ from .policies import LRU, POLICIES, Item, Policy, TurnSize, make_policy
 
 if TYPE_CHECKING:
     from .background import Background, Job
-    from .codecs import CODECS
+    from .codecs import CODECS, stored_bytes
     from .entry import (
         Entry,
         EntryInfo,
@@ -77,4 +77,5 @@ __all__ = [
     "ids_bytes",
     "ids_digest",
     "make_policy",
+    "stored_bytes",
 ]

@@ -175,3 +175,10 @@ class Int8Codec(Codec):
 
 RAW = RawCodec()
 CODECS: dict[str, Codec] = {codec.name: codec for codec in (RAW, BFloat16Codec(), Int8Codec())}
+
+
+def stored_bytes(
+    codec: str, tokens: int, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> int:
+    """The bytes of an entry of so many tokens as the codec of that name stores it."""
+    return layers * CODECS[codec].layout((2, kv_heads, tokens, head_dim), dtype).nbytes

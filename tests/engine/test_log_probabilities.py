@@ -8,7 +8,6 @@ import torch
 
 from ragkv import Answer, Engine, TokenEvent
 from ragkv.errors import InputError
-from ragkv.prompt import Past
 
 from .helpers import A, B, Q, engine_of, text_engine
 from .test_streaming import write
@@ -76,4 +75,4 @@ def test_a_raw_prompt_ends_with_its_question() -> None:
     with text_engine() as engine:
         question = tuple(engine.tokenizer("Once upon", add_special_tokens=False)["input_ids"])
         request = engine.intake.answer_request("Once upon", [], {"raw": True})
-        assert engine.intake.prompt(request, Past()).token_ids[-len(question) :] == question
+        assert engine.intake.prompt(request).token_ids[-len(question) :] == question

@@ -11,8 +11,8 @@ import torch
 from ragkv.control import Method
 from ragkv.fusion import Plan, SpanKind, SpanState, make_selector
 from ragkv.prompt import Prompt
-from ragkv.prompt.history import EMPTY, Block, Chain, History
-from ragkv.prompt.planning import LEADING_TOKENS, Found, plan_of, wanted
+from ragkv.prompt.history import Block, Chain, History
+from ragkv.prompt.planning import LEADING_TOKENS, plan_of, wanted, with_blocks
 from ragkv.store import Entry, EntryInfo, Identity, MemoryLease, ids_digest
 
 PREFIX = (1, 2)
@@ -59,22 +59,21 @@ def planned(
     """The plan of a prompt of which `leases` are stored, those of history first, as far as they are
     wanted.
     """
-    runs = wanted(prompt, method, HERE)
-    uses = [run.is_wanted for run in (*runs.blocks, *runs.chunks)]
-    found = tuple(lease if use else None for lease, use in zip(leases, uses, strict=True))
-    blocks = len(runs.blocks)
-    return plan_of(
-        prompt,
-        method,
-        runs,
-        Found(prefix, found[:blocks], found[blocks:], damaged, earlier),
-    )
+    blocks = iter(leases)
+    found = []
+    for run, block in with_blocks(prompt, wanted(prompt, method, HERE)):
+        lease = prefix if run.kind is SpanKind.PREFIX else None
+        if block is not None:
+            lease = next(blocks)
+        elif run.chunk is not None:
+            lease = leases[len(prompt.blocks) + run.chunk]
+        is_wanted = run.state is not SpanState.COMPUTED
+        found.append(replace(run, lease=lease if is_wanted else None))
+    return plan_of(prompt, method, found, HERE, damaged=damaged, earlier=earlier)
 
 
 def prompt_of(*chunks: tuple[int, ...], **more: Any) -> Prompt:
-    return Prompt(
-        **{"prefix": PREFIX, "history": EMPTY, "chunks": chunks, "question": QUESTION, **more}
-    )
+    return Prompt(**{"prefix": PREFIX, "chunks": chunks, "question": QUESTION, **more})
 
 
 def states(plan: Plan, kind: SpanKind) -> list[SpanState]:

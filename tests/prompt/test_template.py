@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from ragkv.errors import InputError, UnsupportedModelError
-from ragkv.prompt.template import TemplateRuns, encode, template_runs
+from ragkv.prompt.template import TemplateRuns, template_runs
+from ragkv.runtime.outside_text import encode
 from tests.toy_tokenizers import BOS, byte_tokenizer
 
 CHATML = """{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are helpful.<|im_end|>\n' }}{% endif %}

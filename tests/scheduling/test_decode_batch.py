@@ -157,7 +157,7 @@ def test_a_step_has_few_rows_while_another_owner_computes_or_will_ask_again(
             slot.verify(int(logits.argmax()))
         with batch.lock.hold("other" if other == "prefills" else "many"):
             answers = [pool.submit(ask) for _ in range(12)]
-            until(lambda: batch.waiting == 12)
+            until(lambda: len(batch.waiting) == 12)
             sizes.clear()
             batch.step_waiting()
             assert sizes == [rows]
@@ -175,13 +175,13 @@ def test_a_step_with_drafts_has_no_more_rows_than_may_be_computed_together(
         drafts = (5,) * slot.room  # as many as there is room for: nobody else decodes yet
         with batch.lock.hold():
             mine = pool.submit(slot.verify, int(logits.argmax()), drafts)
-            until(lambda: batch.waiting == 1)
+            until(lambda: len(batch.waiting) == 1)
             answers = [pool.submit(through, batch, adapter, 11) for _ in range(others)]
-            until(lambda: batch.waiting == 1 + others)
+            until(lambda: len(batch.waiting) == 1 + others)
             batch.step_waiting()
             assert (
                 mine.result().shape[0] == 1 + len(drafts) == decode_batch.FEW_ROWS
-                and batch.waiting == others
+                and len(batch.waiting) == others
             )
         assert [one.result() for one in answers] == [solo(adapter, 11)] * others
 

@@ -140,6 +140,9 @@ def _check_biases(biases: Mapping[int, float] | None) -> None:
             )
 
 
+GREEDY = Sampling()  # the most probable token, whatever came before
+
+
 class Constraint(Protocol):
     """Which tokens may follow in one answer; see `ragkv.prompt.constraints`."""
 

@@ -251,7 +251,7 @@ def question_before(session: Session | None, tokenizer: Any) -> str:
     """The last question of a conversation; "" if it has none."""
     if session is None or tokenizer is None:
         return ""
-    history = session.past.history
+    history = session.history
     ids = history.token_ids
     end = len(ids)
     for part in reversed(history.parts):

@@ -102,9 +102,9 @@ class BackgroundEncoder:
                     break
                 self._changed.wait(POLL_S)
 
-    def finish(self, chunks: Iterable[_Ids], check: Check) -> None:
-        """Encode those of `chunks` that wait, and return when they are stored. Raises what `check`
-        raises.
+    def finish(self, chunks: Iterable[_Ids], check: Check) -> bool:
+        """Encode those of `chunks` that wait, and return when they are stored: whether any did.
+        Raises what `check` raises.
 
         So a chunk that two requests miss is computed in place once, and encoded once.
         """
@@ -126,6 +126,7 @@ class BackgroundEncoder:
                     check()
             finally:
                 self._flushing -= bool(wanted)
+        return bool(wanted)
 
     def close(self) -> bool:
         """Finish the chunk under way, and drop what waits: it can be encoded when it is missed

@@ -14,10 +14,7 @@ nearly as long as many (`model/token_runs.py`).
 
 import dataclasses
 import logging
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, MutableMapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from importlib.resources import files
 from typing import Any
 
@@ -25,10 +22,8 @@ import torch
 
 from ragkv.model import PASS_ROWS, Adapter, Context, TokenRun, raw_kv
 from ragkv.model.rows import Pause, no_pause
-from ragkv.store import CODECS, Entry, EntryInfo, Identity, MemoryLease, ids_digest
+from ragkv.store import Entry, EntryInfo, Identity, MemoryLease, ids_digest, stored_bytes
 
-# one for each set of RoPE frequencies that was used last
-KEPT_PREFIXES = 4
 # The end of the text is used. A longer text is a little better, and slower to encode with.
 NEUTRAL_TOKENS = 1_280
 # the share of the text's tokens that a tokenizer may not know; beyond it there is no neutral text
@@ -41,7 +36,7 @@ PER_TOKEN = 512
 
 
 class Encoder:
-    """Makes the entries of chunks, and of the prefix, which it keeps in memory."""
+    """Makes the entries of chunks, and of the prefix."""
 
     def __init__(
         self,
@@ -69,8 +64,6 @@ class Encoder:
         )
         self._neutral_ids = neutral_ids
         self._contexts = {} if contexts is None else contexts
-        self._prefixes: OrderedDict[str, Entry] = OrderedDict()  # by frequencies
-        self._lock = threading.Lock()
         # the tokens of chunks that are encoded together
         self.batch_tokens = PASS_ROWS[adapter.device.type]
 
@@ -79,41 +72,23 @@ class Encoder:
         """The bytes of a token's KV as it is stored: a codec may make it smaller."""
         return self.entry_bytes(PER_TOKEN) // PER_TOKEN
 
-    def entry_bytes(self, tokens: int, identity: Identity | None = None) -> int:
-        """Stored bytes of an entry, by default of a chunk."""
-        layout = CODECS[(identity or self.identity).codec].layout(
-            (2, self._adapter.kv_heads, tokens, self._adapter.head_dim), self._adapter.dtype
-        )
-        return self._adapter.layer_count * layout.nbytes
+    def entry_bytes(self, tokens: int) -> int:
+        """Stored bytes of a chunk's entry."""
+        adapter = self._adapter
+        return stored_bytes(self.identity.codec, tokens, *adapter.kv_shape, adapter.dtype)
 
-    def prefix(
-        self, length: int, compute_lock: Callable[[], AbstractContextManager[object]] = nullcontext
-    ) -> MemoryLease | None:
-        """The prefix's KV with the RoPE frequencies of a prompt of `length` tokens; `None` if there
-        is no prefix.
+    def prefix(self) -> MemoryLease | None:
+        """The prefix's KV with the RoPE frequencies of its own length; `None` if there is no prefix,
+        or no room behind it.
 
-        `compute_lock` acquires the lock if the prefix must be encoded; by default the caller holds
-        it.
+        The caller holds the compute lock.
         """
-        if not self.prefix_ids:
+        limit = self._adapter.context_length
+        if not self.prefix_ids or (limit is not None and len(self.prefix_ids) >= limit):
             return None
-        frequencies = self._adapter.rope.frequencies(length)
-        with self._lock:
-            entry = self._prefixes.get(frequencies)
-        if entry is None:
-            if self._adapter.rope.frequencies(len(self.prefix_ids)) != frequencies:
-                # only a prompt of that length has these frequencies, so the prompt computes the
-                # prefix
-                return None
-            with compute_lock():
-                (kv,) = raw_kv(self._adapter, [TokenRun(self.prefix_ids)], self._between)
-                identity = dataclasses.replace(self.identity, context=ids_digest(()), behind="")
-                entry = self._entry(self.prefix_ids, kv, identity, len(self.prefix_ids))
-            with self._lock:
-                self._prefixes[frequencies] = entry
-                if len(self._prefixes) > KEPT_PREFIXES:
-                    self._prefixes.popitem(last=False)
-        return MemoryLease(entry)
+        (kv,) = self._context(self.prefix_ids).pieces
+        identity = dataclasses.replace(self.identity, context=ids_digest(()), behind="")
+        return MemoryLease(self._entry(self.prefix_ids, kv, identity, len(self.prefix_ids)))
 
     def chunks(
         self, chunks: Sequence[tuple[int, ...]], check: Callable[[], None] = no_pause
@@ -127,34 +102,37 @@ class Encoder:
             check()
             self._between()
 
-        made = self._behind_neutral_text if self._neutral_ids else self._behind_prefix
-        runs = [made(token_ids) for token_ids in chunks]
+        runs = list(map(self._run, chunks))
         found = raw_kv(self._adapter, runs, between)
         return [
             self._entry(ids, kv, self.identity, run.stop)
             for ids, kv, run in zip(chunks, found, runs, strict=True)
         ]
 
-    def _behind_prefix(self, token_ids: tuple[int, ...]) -> TokenRun:
-        before = len(self.prefix_ids)
-        lease = self.prefix(before + len(token_ids))
-        if lease is None:  # the prefix has other KV in a prompt of this length
-            return TokenRun(self.prefix_ids + token_ids, skip=before)
-        return TokenRun(token_ids, Context((lease.read_encoded().layers,)))
-
-    def _behind_neutral_text(self, token_ids: tuple[int, ...]) -> TokenRun:
-        """Behind as much of the neutral text as leaves room for the chunk in the model's
-        context.
+    def _run(self, token_ids: tuple[int, ...]) -> TokenRun:
+        """A chunk behind prefix and neutral text, or as much of it as leaves room for the chunk in
+        the model's context.
         """
         limit = self._adapter.context_length
         before = (self.prefix_ids + self._neutral_ids)[:limit]
-        if before not in self._contexts:
-            (kv,) = raw_kv(self._adapter, [TokenRun(before)], self._between)
-            self._contexts[before] = Context((kv,))
-        context = self._contexts[before]
+        if not before:
+            return TokenRun(token_ids)
+        frequencies = self._adapter.rope.frequencies
+        length = len(before) + len(token_ids)
+        if not self._neutral_ids and frequencies(len(before)) != frequencies(length):
+            # the prefix has other KV in a prompt of this length
+            return TokenRun(before + token_ids, skip=len(before))
+        context = self._context(before)
         return TokenRun(
             token_ids, context if limit is None else context.cut(limit - len(token_ids))
         )
+
+    def _context(self, before: tuple[int, ...]) -> Context:
+        """The KV of what stands before chunks, computed once for all engines on the model."""
+        if before not in self._contexts:
+            (kv,) = raw_kv(self._adapter, [TokenRun(before)], self._between)
+            self._contexts[before] = Context((kv,))
+        return self._contexts[before]
 
     def _entry(
         self, token_ids: tuple[int, ...], kv: torch.Tensor, identity: Identity, stop: int

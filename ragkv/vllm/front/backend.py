@@ -195,10 +195,10 @@ class VllmBackend:
         prompt = task.prompt
         if task.request.method.reuse == "none" or not self._shares_kv:
             return salted(self._tenant, secret=self._secret) if self._tenant else None
-        history = prompt.history.token_ids
+        history = prompt.past_ids
         at = 0
         first = list[int]()
-        for part in prompt.history.parts:
+        for part in prompt.history.parts if prompt.history else ():
             if part.turn == 0 and part.kind in (PartKind.CHUNK, PartKind.QUESTION):
                 first += history[at : at + len(part)]
             at += len(part)
@@ -210,9 +210,9 @@ class VllmBackend:
         """The positions of whole chunks of earlier turns whose KV is stored: they are
         fused again.
         """
-        history = prompt.history.token_ids
+        history = prompt.past_ids
         at = 0
-        for part in prompt.history.parts:
+        for part in prompt.history.parts if prompt.history else ():
             if part.kind is PartKind.CHUNK and self._entries.has(history[at : at + len(part)]):
                 yield [len(prompt.prefix) + at, len(prompt.prefix) + at + len(part)]
             at += len(part)
@@ -223,7 +223,7 @@ class VllmBackend:
 
 def _chunks(prompt: Prompt) -> Iterator[list[int]]:
     """The positions of the prompt's chunks."""
-    at = len(prompt.prefix) + len(prompt.history)
+    at = prompt.body_start
     for ids, index in prompt.body:
         if index is not None:
             yield [at, at + len(ids)]

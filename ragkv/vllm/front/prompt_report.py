@@ -114,7 +114,7 @@ def _runs(prompt: Prompt) -> Iterator[Run]:
     """The runs of a prompt, in order."""
     lengths = (
         ("prefix", len(prompt.prefix), None),
-        ("history", len(prompt.history), None),
+        ("history", len(prompt.past_ids), None),
         *(
             ("template" if index is None else "chunk", len(ids), index)
             for ids, index in prompt.body
