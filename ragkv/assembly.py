@@ -7,6 +7,7 @@ opposite order (`Parts.close`).
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from .config import EXPECTED_CODEC, EngineConfig
 from .control import Controller, Profiler
@@ -28,6 +29,9 @@ from .prompt.template import template_runs
 from .scheduling import Scheduler
 from .scheduling.encoding import BackgroundEncoder, Encoder, neutral_ids
 from .store import Store
+
+if TYPE_CHECKING:
+    from .model.kcache import Offloading
 
 # Makes what computes the answers of an engine, instead of its own model.
 BackendMaker = Callable[[SharedModel, Entries, Scheduler], AnswerBackend]
@@ -68,72 +72,44 @@ def assembled(
 
     Without `store` the one that the config describes is opened.
     """
-    adapter = model.adapter
-    settings = config.store
-
-    # What requests say.
-    bos = getattr(adapter.config, "bos_token_id", None)
-    runs = template_runs(model.tokenizer, bos, config.prompt.system)
-    intake = Intake(model, runs, config)
+    bos = getattr(model.adapter.config, "bos_token_id", None)
+    intake = Intake(model, template_runs(model.tokenizer, bos, config.prompt.system), config)
 
     # What is stored, who makes it, and who computes next.
-    store = store or Store.open(
-        settings,
-        page_locked=adapter.device.type == "cuda",
-        block_tokens=config.session.block_tokens,
-    )
+    settings = config.store
+    page_locked = model.adapter.device.type == "cuda"
+    blocks = config.session.block_tokens
+    store = store or Store.open(settings, page_locked=page_locked, block_tokens=blocks)
     scheduler = Scheduler(model.turns, config.scheduler, store, settings.tenant)
     encoder = _encoder(model, config, intake, scheduler)
     background = BackgroundEncoder(encoder, store, scheduler)
     own = replace(model.identity, adapter=config.adapter_id, tenant=settings.tenant)
-    blocks = replace(own, codec=settings.codec or "raw")
-    block_writer = BlockWriter.open(config, store, blocks, adapter)
-
-    # How a prompt is computed.
-    readers = Readers(settings.reader_threads)
-    fusor = Fusor(adapter, readers, config.fusion.read_ahead_layers, config.fusion.seed)
-    controller = _controller(model, config, intake, store, encoder, block_writer)
-    unused = other_dtype_note(store, encoder.identity, model.dtype_choice.why)
+    base = replace(own, codec=settings.codec or "raw")
+    block_writer = BlockWriter.open(config, store, base, model.adapter)
+    conversations = Conversations.open(model.adapter, intake.runs, block_writer, config)
     prefix_blocks = PrefixBlocks(own, settings.memory_bytes // PREFIX_SHARE)
+    unused = other_dtype_note(store, encoder.identity, model.dtype_choice.why)
+    telling = conversations.telling
+    entries = Entries(intake, encoder, store, scheduler, background, prefix_blocks, telling, unused)
 
-    # What is kept of it, and who answers.
-    conversations = Conversations.open(adapter, runs, block_writer, config)
-    entries = Entries(
-        intake,
-        encoder,
-        store,
-        scheduler,
-        background,
-        prefix_blocks,
-        conversations.telling,
-        unused,
-    )
+    # How a prompt is computed, and who answers.
+    readers = Readers(settings.reader_threads)
+    fusor = Fusor(model.adapter, readers, config.fusion.read_ahead_layers, config.fusion.seed)
+    controller = _controller(model, config, intake, store, encoder, block_writer)
+    profiler = Profiler(controller, fusor, scheduler)
     backend: AnswerBackend
     if maker is not None:
         backend = maker(model, entries, scheduler)
     else:
-        offloading = None
-        if config.kcache is not None:
-            from .model.kcache import Offloading
-
-            offloading = Offloading(adapter, config.kcache)
         with scheduler.turn():
             prefix = encoder.prefix()
-        lookup = Lookup(
-            adapter,
-            encoder.identity,
-            prefix,
-            store,
-            block_writer,
-            background,
-            prefix_blocks,
-            unused,
-        )
+        own_kv = (block_writer, background, prefix_blocks)
+        lookup = Lookup(model.adapter, encoder.identity, prefix, store, *own_kv, unused)
+        offloading = _offloading(model, config)
         prefiller = Prefiller(lookup, fusor, scheduler, controller, prefix_blocks, offloading)
         backend = OwnModel(lookup, prefiller, scheduler, model, config.drafts)
-    profiler = Profiler(controller, fusor, scheduler)
-    if maker is None and _wants_profile(config):
-        profiler.start()
+        if _wants_profile(config):
+            profiler.start()
     return Parts(
         intake,
         store,
@@ -146,6 +122,15 @@ def assembled(
         entries,
         backend,
     )
+
+
+def _offloading(model: SharedModel, config: EngineConfig) -> "Offloading | None":
+    """Where V is kept in host memory while an answer decodes, if it is."""
+    if config.kcache is None:
+        return None
+    from .model.kcache import Offloading
+
+    return Offloading(model.adapter, config.kcache)
 
 
 def _encoder(

@@ -48,7 +48,7 @@ class RedisConfig:
     """
 
     url: str = ""  # redis://host:6379/0, rediss://host:6379/0 (TLS) or unix:///path
-    prefix: str = "ragkv"  # of every key
+    prefix: str = fixed("ragkv")  # of every key
     ttl_s: float | None = 7 * 24 * 3600.0  # an entry unused for longer is deleted; None: never
     # for one answer, from its request to its last byte; then it is a cache miss
     timeout_s: float = 1.0
@@ -86,13 +86,12 @@ class RedisConfig:
 @dataclass(frozen=True, slots=True)
 class S3Config:
     """A bucket of an S3-compatible store that replicas share. Credentials come from the environment
-    alone (AWS_...).
+    alone (AWS_...), the region among them (AWS_REGION).
     """
 
     bucket: str = ""  # name of the bucket
-    prefix: str = "ragkv"  # of every object
+    prefix: str = fixed("ragkv")  # of every object
     endpoint: str | None = None  # https://host:port of another store than Amazon's
-    region: str | None = None  # None: AWS_REGION's
     timeout_s: float = 3.0  # for one answer, its body included; then it is a cache miss
     connections: int = fixed(8)  # values fetched at the same time
     # layers are stored together up to this size; 0.5 to 8 MiB are fast
@@ -218,18 +217,13 @@ class PricesConfig:
                     "negative."
                 )
 
-    def of(self, tier: str) -> float:
-        """The price of a kind of tier, in USD for a GB and month."""
-        price: float = getattr(self, f"{tier}_usd_per_gb_month")
-        return price
-
 
 @dataclass(frozen=True, slots=True)
 class ControllerConfig:
     """The loading controller, which chooses the ratio if it is None (CacheBlend section 5.1)."""
 
     # measure a profile where the store's directory has none, while no request runs
-    measure: bool = True
+    measure: bool = fixed(True)
     # keep entries out of memory where disk is as good and cheaper; False: all are in every tier
     place: bool = fixed(True)
     prices: PricesConfig = field(default_factory=PricesConfig)  # of the tiers it compares
@@ -265,7 +259,7 @@ class SessionConfig:
     directory: str | None = fixed(None)
     # what becomes of history that is not exact: "keep" it, "select" tokens of it to recompute, or
     # "recompute" it once (docs/conversations.md)
-    inexact_history: str = "select"
+    inexact_history: str = fixed("select")
 
     def __post_init__(self) -> None:
         one_of("session.inexact_history", self.inexact_history, ("keep", "select", "recompute"))
@@ -327,7 +321,7 @@ class EngineConfig:
     weights: str = Default("plain")
     packed_bytes: int = 3 * GIB  # most memory for copies of weights that make products faster (CPU)
     # most tokens that a decoding step verifies because they follow in the prompt; 0: none
-    drafts: int = 16
+    drafts: int = fixed(16)
     # folder or hub id of a LoRA adapter, merged into the weights when a model is loaded by name
     adapter: str = Default("")
     # name of a merged LoRA adapter: its entries are stored apart

@@ -17,7 +17,7 @@ from typing import Any, Self, Unpack
 from .assembly import BackendMaker, assembled
 from .config import EngineConfig
 from .conversations import Conversations, Session, Turn
-from .entries import Entries
+from .entries import Entries, WarmReport
 from .errors import RagKVError, UnsupportedError, check_kind
 from .model.loading import load
 from .prompt import (
@@ -32,7 +32,6 @@ from .prompt import (
 )
 from .runtime import Check, Closing, limit_kernel_caches, no_check, openmp
 from .scheduling import QueueStats, Work
-from .scheduling.encoding import WarmReport
 from .store import RemoteStats, Store, StoreStats
 from .types import Answer, Chunk, TokenEvent
 

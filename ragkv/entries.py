@@ -1,24 +1,40 @@
 """The stored entries of one engine, `engine.entries`: encoded ahead or later, deleted, cleared of
 old.
 
-What a question needs is looked up by the planner (`prompt/planner.py`), not here.
+`warm` encodes on the caller's thread, several chunks at a time. What a question needs is looked up
+in `prompt/lookup.py`, not here.
 """
 
 import logging
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
 
+from .errors import QueueError
 from .prompt import ChunkLike, Intake, PrefixBlocks
-from .runtime import Check, no_check
+from .runtime import Check, Rate, no_check, openmp, stop_of
 from .scheduling import Scheduler
-from .scheduling.encoding import BackgroundEncoder, Encoder, Warmer, WarmReport
+from .scheduling.encoding import LOG_EVERY_S, BackgroundEncoder, Encoder
 from .store import EntryKey, Identity, Store
 from .types import Chunk
 
 log = logging.getLogger(__name__)
 
 SAMPLE = 64  # `SAMPLE` entries are looked at for their dtype: reading one takes a tenth of a millisecond.
+
+
+@dataclass(frozen=True, slots=True)
+class WarmReport:
+    """What `Engine.warm` did."""
+
+    encoded: int  # chunks computed and stored now
+    present: int  # chunks that were stored already
+    failed: int  # chunks that could not be stored: see the log
+    # chunks not reached: the time, the store's room or a cancellation ended the work, or it goes on
+    left: int = 0
+    bytes_per_token: int = 0  # of stored KV
 
 
 class Entries:
@@ -46,11 +62,11 @@ class Entries:
         self.unused_note = unused_note
         self._intake = intake
         self._store = store
+        self._scheduler = scheduler
         self._prefix_blocks = prefix_blocks
         self._telling = telling
         if unused_note is not None:
             log.info("Stored KV is not used: %s.", unused_note)
-        self._warmer = Warmer(encoder, store, scheduler)
 
     @property
     def identity(self) -> Identity:
@@ -76,7 +92,54 @@ class Entries:
         counted.
         """
         ids = dict.fromkeys(chunk.token_ids for chunk in self._encodable(chunks))
-        return self._warmer.warm(list(ids), on_progress, check, evict)
+        return self._warm(list(ids), on_progress, check, evict)
+
+    def _warm(
+        self,
+        chunks: Sequence[tuple[int, ...]],
+        on_progress: Callable[[int, int], None] | None,
+        check: Check,
+        evict: bool,
+    ) -> WarmReport:
+        """Encode and store the chunks, given by their token ids, that are not stored, each given
+        once.
+
+        Returns when all are durable. A `QueueError` that `check` raises before a chunk ends the
+        work; the report counts the chunks that are left. Without `evict` chunks for which the store
+        has no room are left, too. What stops `check` ends the batch under way between two layers, too.
+        """
+        done = _Progress(len(chunks), on_progress)
+        batch = list[tuple[int, ...]]()
+        with suppress(QueueError):
+            for token_ids in chunks:
+                check()
+                if batch and sum(map(len, batch)) + len(token_ids) > self.encoder.batch_tokens:
+                    self._encode_batch(batch, done, stop_of(check))
+                is_stored = self._store.ensure_durable(self.encoder.identity, token_ids)
+                needed = self.encoder.entry_bytes(sum(map(len, batch)) + len(token_ids))
+                if is_stored:
+                    done.count(Counter(present=1))
+                elif evict or self._store.room_bytes() >= needed:
+                    batch.append(token_ids)
+            if batch:
+                check()
+                self._encode_batch(batch, done, stop_of(check))
+        openmp.release_threads()  # encoding entries in the store's codec may have started some
+        self._store.flush()  # entries that were present may still wait to be written
+        counts = done.counts
+        counted = (counts["encoded"], counts["present"], counts["failed"], done.left)
+        return WarmReport(*counted, self.encoder.bytes_per_token)
+
+    def _encode_batch(self, batch: list[tuple[int, ...]], done: "_Progress", stop: Check) -> None:
+        """Compute the entries of the batch, and store them durably; then it is empty."""
+        with self._scheduler.encoding_turn():
+            entries = self.encoder.chunks(batch, stop)
+        counts = Counter[str]()
+        for entry in entries:
+            is_stored = self._store.put_durably(entry)
+            counts["encoded" if is_stored else "failed"] += 1
+        done.count(counts)
+        batch.clear()
 
     def warm_soon(self, chunks: Sequence[ChunkLike], *, last: bool = False) -> None:
         """Compute and store the entries of `chunks` that are not stored, in the background, between
@@ -154,6 +217,38 @@ class Entries:
         # blocks of conversations are encoded behind no neutral text; chunks were, once
         is_alone = theirs == replace(own, behind="", codec=identity.codec)
         return is_chunk or (is_alone and identity.context != own.context)
+
+
+class _Progress:
+    """Counts of one call of `warm`."""
+
+    def __init__(self, total: int, on_progress: Callable[[int, int], None] | None) -> None:
+        self._total = total
+        self._on_progress = on_progress
+        self.counts = Counter[str]()
+        self.left = total
+        self._rate = Rate()
+        self._logged_s = time.monotonic()
+        self._rate.update(0, total)
+
+    def count(self, more: Counter[str]) -> None:
+        """Report more chunks that are stored or failed, to the caller and sometimes to the log."""
+        self.counts += more
+        self.left -= more.total()
+        done = self._total - self.left
+        total = self._total
+        self._rate.update(done, total)
+        if self._on_progress:
+            self._on_progress(done, total)
+        if (now := time.monotonic()) - self._logged_s >= LOG_EVERY_S:
+            self._logged_s = now
+            log.info(
+                "Computing KV: %d of %d chunks, %.1f/s%s.",
+                done,
+                total,
+                self._rate.per_s,
+                self._rate.left,
+            )
 
 
 def other_dtype_note(store: Store, own: Identity, dtype_why: str) -> str | None:

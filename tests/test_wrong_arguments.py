@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ragkv import Answer, Chunk, Engine, Reuse, Timing
+from ragkv.entries import WarmReport
 from ragkv.errors import InputError
 from ragkv.retrieval import Document, Hit, IngestReport, Passage
 from ragkv.retrieval.rag import Rag, RagAnswer, RagIngestReport
-from ragkv.scheduling.encoding import WarmReport
 from tests.engine.helpers import engine_of
 from tests.reader import READER
 

@@ -34,7 +34,9 @@ class LimitsConfig:
     body_bytes: int = 32 * MIB  # of a request's body, uploads included, counted as they arrive
     # of a JSON body without documents to store; it is parsed in the server's own process
     json_bytes: int = 4 * MIB
-    json_values: int = 50_000  # commas and opening brackets in such a body, counted as they arrive
+    json_values: int = fixed(
+        50_000
+    )  # commas and opening brackets in such a body, counted as they arrive
     documents: int = 64  # documents in one request
     document_chars: int = fixed(2_000_000)  # characters of one document
     upload_chars: int = fixed(8_000_000)  # characters of all documents to store in one request
@@ -144,12 +146,12 @@ class ClusterConfig:
 
     replicas: int = 2  # at the start, and at least
     most_replicas: int | None = None  # the most under load; None: as at the start
-    requests: int = 4  # running requests per replica above which replicas are added
+    requests: int = fixed(4)  # running requests per replica above which replicas are added
     # compute threads per replica; None: as many as `cpus`, at least 1
     threads: int | None = fixed(None)
     cpus: float = 1.0  # per replica, as Ray counts them
     gpus: float = 0.0  # per replica, as Ray counts them
-    router: str = "sticky"  # to the replica that has the conversation; or "round-robin"
+    router: str = fixed("sticky")  # to the replica that has the conversation; or "round-robin"
 
     def __post_init__(self) -> None:
         at_least(

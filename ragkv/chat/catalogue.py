@@ -22,8 +22,8 @@ from typing import Any
 
 from ragkv.config import MIB
 from ragkv.engine import Engine
+from ragkv.entries import WarmReport
 from ragkv.runtime import DAMAGED, ByteCache, replace_file
-from ragkv.scheduling.encoding import WarmReport
 from ragkv.types import Chunk
 
 from .passage_matcher import MAX_FOUND, PassageMatcher, TextMatch, joined, key_of

@@ -27,10 +27,10 @@ from .output import INTERRUPTED, Stop, console, print_json, print_note
 from .running_server import server_of
 
 if TYPE_CHECKING:
+    from ragkv.entries import WarmReport
     from ragkv.retrieval import IngestReport
     from ragkv.retrieval.rag import FileOptions, FileProgress, Rag, RagIngestReport
     from ragkv.runtime.server_file import ServerAddress
-    from ragkv.scheduling.encoding import WarmReport
 
 STATUSES = ("added", "changed", "moved", "unchanged", "gone", "deleted", "ignored", "failed")
 # An ingest runs by `NICENESS` behind others: a question on the same few processors is answered

@@ -131,7 +131,8 @@ def pays(fused_s: float, recompute_s: float) -> bool:
 
 def storage_cost(profile: Profile, tokens: int, tier: str, prices: PricesConfig) -> float:
     """C_store in USD: storing the KV of `tokens` in `tier` for a month."""
-    return tokens * profile.stored_bytes_per_token / BYTES_PER_GB * prices.of(tier)
+    usd: float = getattr(prices, f"{tier}_usd_per_gb_month")
+    return tokens * profile.stored_bytes_per_token / BYTES_PER_GB * usd
 
 
 def _slice_s(profile: Profile, load: Load) -> float:

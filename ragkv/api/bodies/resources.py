@@ -7,11 +7,11 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from ragkv.config import ReuseMode
+from ragkv.entries import WarmReport
 from ragkv.fusion import SELECTORS
 from ragkv.prompt import AnswerOptions
 from ragkv.prompt.constraints import ResponseFormat, parse
 from ragkv.retrieval import RETRIEVERS
-from ragkv.scheduling.encoding import WarmReport
 from ragkv.types import Timing
 
 from ..errors import ApiError

@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 
 from ragkv.engine import Engine
+from ragkv.entries import WarmReport
 from ragkv.errors import DeadlineError, QueueError, StoreError
 from ragkv.retrieval import IngestReport, Passage
 from ragkv.retrieval.rag import Rag
@@ -30,7 +31,6 @@ from ragkv.runtime import (
     no_check,
     stop_of,
 )
-from ragkv.scheduling.encoding import WarmReport
 from ragkv.store import EntryKey
 
 from ..errors import not_found

@@ -21,13 +21,13 @@ from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, SkipValidation
 from ragkv.chat import CallFilter, ChatPrompt, required_form
 from ragkv.config import EngineConfig, ReuseMode
 from ragkv.engine import Engine
+from ragkv.entries import WarmReport
 from ragkv.errors import InputError
 from ragkv.home import model_or_default
 from ragkv.model.decode.token_text import TokenText
 from ragkv.prompt import AnswerOptions
 from ragkv.prompt.constraints import parse
 from ragkv.runtime.thread_stream import iterate_in_thread
-from ragkv.scheduling.encoding import WarmReport
 from ragkv.types import Answer, TokenEvent
 
 from .engines import SharedEngine, shared_engine, shared_engine_of

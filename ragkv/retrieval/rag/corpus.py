@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ragkv.engine import Engine
+from ragkv.entries import WarmReport
 from ragkv.errors import DocumentError
 from ragkv.retrieval import Document, Index, IngestReport, Passage, Splitter
 from ragkv.runtime import Check, Closing, brief, no_check
-from ragkv.scheduling.encoding import WarmReport
 from ragkv.types import Chunk
 
 from .files import FileOptions, FileOutcome, FileReader, Progress, nothing_read

@@ -36,7 +36,7 @@ class S3Connector(Connector):
     def __init__(self, config: S3Config, tenant: str) -> None:
         """Connects to nothing yet. `tenant` is the tenant's part of the paths."""
         self._root = f"{config.prefix}/{tenant}/"
-        location = {"endpoint": config.endpoint, "region": config.region}
+        location = {"endpoint": config.endpoint}
         # else the environment's
         location = {name: value for name, value in location.items() if value is not None}
         timeout = timedelta(seconds=config.timeout_s)
