@@ -4,7 +4,6 @@ releases its resources.
 
 import json
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,9 +75,8 @@ def test_a_disconnect_cancels_the_answer_and_stores_no_turn(
     connection = raw(url, {**BODY, "stream": stream, "session_id": "s"})
     wait_until(lambda: working(app) == 1 and queue(app).served == 1)  # the request decodes
     connection.close()
-    left = time.monotonic()
     wait_until(lambda: working(app) == 0)
-    assert time.monotonic() - left < 5.0  # an answer of 4,000 tokens takes longer
+    assert queue(app).cancelled == 1
     with plain(url) as client:
         assert client.get("/v1/sessions").json()["data"] == []
         assert (

@@ -11,6 +11,7 @@ from ragkv.model.promptkv import KVRows
 from ragkv.model.rows import no_pause
 from tests import tiny_models
 from tests.faults import at_each_layer
+from tests.scheduling.helpers import between_layers
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_others_decode_within_the_layers_of_a_long_prefill(monkeypatch: pytest.M
         alone = engine.prefill(question).logits
         layers = engine.model.adapter.layer_count
         called: list[int] = []
-        monkeypatch.setattr(engine.scheduler.batch, "step_waiting", lambda: called.append(1))
+        between_layers(monkeypatch, engine, lambda: called.append(1))
         paused = engine.prefill(question)
         assert torch.equal(paused.logits, alone)
         # attention, four tiles, its end; the last layer computes one row
@@ -101,7 +102,7 @@ def test_a_request_that_is_cancelled_within_a_layer_ends_there(
 
         at_each_layer(monkeypatch, ran.append)
         with monkeypatch.context() as within:
-            within.setattr(engine.scheduler.batch, "step_waiting", cancelled)
+            between_layers(within, engine, cancelled)
             with pytest.raises(CancelledError, match="enough"):
                 engine.prefill(question)
         assert ran == [0]

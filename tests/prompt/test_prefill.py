@@ -14,6 +14,7 @@ from ragkv.fusion import SELECTORS
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, Q, close, engine_of, full_prefill, ids, stored
 from tests.fixed import fixed
+from tests.scheduling.helpers import between_layers
 
 CHUNKS = [A, B, C]
 
@@ -177,7 +178,7 @@ def test_steps_of_other_answers_between_layers_count_as_waiting(
     with engine_of() as engine:
         engine.warm(CHUNKS)
         engine.prefill(Q, CHUNKS)
-        monkeypatch.setattr("ragkv.scheduling.DecodeBatch.step_waiting", lambda _: time.sleep(0.05))
+        between_layers(monkeypatch, engine, lambda: time.sleep(0.05))
         busy = engine.prefill(Q, CHUNKS).timing
     assert busy.queue_s >= 0.05
     assert 0 < busy.prefill_s < busy.first_token_s - 0.05

@@ -4,7 +4,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
+
+from ragkv import Engine
+
+
+def between_layers(
+    monkeypatch: pytest.MonkeyPatch, engine: Engine, step: Callable[[], object]
+) -> None:
+    """Have `step` called between two layers, as if requests waited for a token there."""
+    always = SimpleNamespace(waiting=[1], step_waiting=step)
+    monkeypatch.setattr(engine.model.turns, "batch", always)
 
 
 def begin(work: Callable[..., object], *arguments: Any) -> threading.Thread:

@@ -8,7 +8,7 @@ import pytest
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from tests.engine.helpers import A, B, Q, close, engine_of, full_prefill, ids
-from tests.scheduling.helpers import begin
+from tests.scheduling.helpers import begin, between_layers
 
 
 def encode_while(
@@ -24,7 +24,7 @@ def encode_while(
         begun.set()
         time.sleep(0.05)  # more than an owner may use before another one is due
 
-    monkeypatch.setattr(engine.scheduler.batch, "step_waiting", slow_layer)
+    between_layers(monkeypatch, engine, slow_layer)
 
     thread = begin(encode)
     assert begun.wait(60)
@@ -86,6 +86,6 @@ def test_a_prefill_of_another_tenant_in_between_changes_neither_result(
 def test_decode_steps_run_between_the_layers_of_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
     with engine_of() as engine:
         steps: list[int] = []
-        monkeypatch.setattr(engine.scheduler.batch, "step_waiting", lambda: steps.append(1))
+        between_layers(monkeypatch, engine, lambda: steps.append(1))
         engine.warm([A])
         assert len(steps) >= engine.model.adapter.layer_count - 1
