@@ -259,7 +259,7 @@ class SessionConfig:
     directory: str | None = fixed(None)
     # what becomes of history that is not exact: "keep" it, "select" tokens of it to recompute, or
     # "recompute" it once (docs/conversations.md)
-    inexact_history: str = fixed("select")
+    inexact_history: str = "select"
 
     def __post_init__(self) -> None:
         one_of("session.inexact_history", self.inexact_history, ("keep", "select", "recompute"))

@@ -33,7 +33,7 @@ class LimitsConfig:
 
     body_bytes: int = 32 * MIB  # of a request's body, uploads included, counted as they arrive
     # of a JSON body without documents to store; it is parsed in the server's own process
-    json_bytes: int = 4 * MIB
+    json_bytes: int = fixed(4 * MIB)
     json_values: int = fixed(
         50_000
     )  # commas and opening brackets in such a body, counted as they arrive
