@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 import ragkv
-from ragkv import ControllerConfig, Engine, EngineConfig
+from ragkv import Engine, EngineConfig
+from ragkv.config import ControllerConfig
 from ragkv.retrieval.rag import Rag
 from tests.api.helpers import BARE, app_on, client_of, engine_of, filled
 from tests.reader import READER
