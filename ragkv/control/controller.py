@@ -1,6 +1,6 @@
 """The loading controller: one decision for each request (CacheBlend section 5.2).
 
-Holds the engine's profile, which is read when a request first leaves its ratio to the controller.
+Holds the engine's profile, which is read when the engine opens.
 Without a profile a request is served at r*, and its report says why. An error of the controller
 never fails a request. What requests took is compared with the profile's estimate, and corrects the
 speeds once it is clearly another. With a profile, a chunk is computed if shared storage would load
@@ -89,11 +89,13 @@ class Controller:
         self._speeds = speeds
         self._on_profile = on_profile
         self._profile: Profile | None = None
-        self._refusal: str | None = None  # why the saved profile is not used
+        # why there is none
+        self._refusal = "The engine has no store directory, so no profile was saved for it."
         self._steady = Steady()
         # By tier or COMPUTE: what the latest requests took, over the profile's estimate.
         self._outcomes: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=OUTCOMES))
         self._seen_at: defaultdict[str, float] = defaultdict(time.monotonic)
+        self._read_profile()
 
     @cached_property
     def subject(self) -> Subject:
@@ -119,19 +121,20 @@ class Controller:
     @property
     def profile(self) -> Profile:
         """The profile in use. Raises `ProfileError`, which says why there is none."""
-        if self._profile is None and self._refusal is None:
-            try:
-                if self.directory is None:
-                    raise ProfileError(
-                        "The engine has no store directory, so no profile was saved for it."
-                    )
-                self.apply_profile(load(self.directory, self.subject))
-            except ProfileError as error:
-                # Read once: no other process measures this store while it is open.
-                self._refusal = str(error)
         if self._profile is None:
             raise ProfileError(self._refusal)
         return self._profile
+
+    def _read_profile(self) -> None:
+        """Use the saved profile, or note why it is not used.
+
+        Read once: no other process measures this store while it is open.
+        """
+        if self.directory is not None:
+            try:
+                self.apply_profile(load(self.directory, self.subject))
+            except ProfileError as error:
+                self._refusal = str(error)
 
     @property
     def profile_file(self) -> Path | None:

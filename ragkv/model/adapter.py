@@ -65,6 +65,7 @@ class Adapter:
         )
         self._in_halves = self._rotates_in_halves(rotary_dims)
         self.kv_heads, self.head_dim = self._measure_kv()
+        self.kv_shape = KVShape(self.layer_count, self.kv_heads, self.head_dim)
         self._plain: list[PlainLayer] | None = None  # the same layers, called directly
         self._use_plain_layers()
 
@@ -72,11 +73,6 @@ class Adapter:
     def layer_count(self) -> int:
         """L."""
         return len(self.layers)
-
-    @property
-    def kv_shape(self) -> KVShape:
-        """L, G and D."""
-        return KVShape(self.layer_count, self.kv_heads, self.head_dim)
 
     @property
     def kv_bytes_per_token(self) -> int:
