@@ -18,7 +18,7 @@ from .assembly import BackendMaker, assembled
 from .config import EngineConfig
 from .conversations import Conversations, Session, Turn
 from .entries import Entries, WarmReport
-from .errors import RagKVError, UnsupportedError, check_kind
+from .errors import RagKVError, UnsupportedError
 from .model.loading import load
 from .prompt import (
     AnswerOptions,
@@ -31,6 +31,7 @@ from .prompt import (
     Task,
 )
 from .runtime import Check, Closing, limit_kernel_caches, no_check, openmp
+from .runtime.arguments import check_kind
 from .scheduling import QueueStats, Work
 from .store import RemoteStats, Store, StoreStats
 from .types import Answer, Chunk, TokenEvent

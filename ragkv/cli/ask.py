@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from ragkv.config import ReuseMode
-from ragkv.errors import InputError, check_words
+from ragkv.errors import InputError
 from ragkv.runtime import seconds_of
+from ragkv.runtime.arguments import check_words
 from ragkv.types import Answer, PromptSpan
 
 from . import output

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ragkv.errors import InputError, check_words
+from ragkv.errors import InputError
 from ragkv.home import kept_at
 from ragkv.runtime import counted
+from ragkv.runtime.arguments import check_words
 
 from . import output
 from .options import (

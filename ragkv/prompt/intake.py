@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from ragkv.config import R_STAR, EngineConfig, ReuseMode
 from ragkv.control import Method
-from ragkv.errors import InputError, check_kind
+from ragkv.errors import InputError
 from ragkv.fusion import make_selector
 from ragkv.model.decode.sampling import GREEDY, SETTINGS, Sampling
 from ragkv.model.decode.stopping import TextStream
 from ragkv.prompt.constraints import ResponseFormat
 from ragkv.prompt.history import History
+from ragkv.runtime.arguments import check_kind
 from ragkv.runtime.outside_text import encode
 from ragkv.scheduling import Work
 from ragkv.types import Chunk, Text

@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from ragkv.errors import ConfigError, InputError, ModelError, check_kind
+from ragkv.errors import ConfigError, InputError, ModelError
 from ragkv.runtime import Check, counted, no_check
+from ragkv.runtime.arguments import check_kind
 
 from .embedders import Embedder
 from .filters import EVERYTHING, Where, condition_of

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from filelock import FileLock, Timeout
 
-from ragkv.errors import InputError, ModelError, StoreLockedError, StoreReadOnlyError, check_kind
+from ragkv.errors import InputError, ModelError, StoreLockedError, StoreReadOnlyError
 from ragkv.runtime import Check, acquired, no_check
+from ragkv.runtime.arguments import check_kind
 
 from .database import Database
 from .embedders import Embedder

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ragkv.errors import DocumentError, check_kind
+from ragkv.errors import DocumentError
 from ragkv.runtime import brief
+from ragkv.runtime.arguments import check_kind
 
 from .passages import Metadata, Passage
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, Unpack, get_args
 from ragkv.config import CHUNK_TOKENS, EngineConfig
 from ragkv.conversations import Session
 from ragkv.engine import Engine
-from ragkv.errors import InputError, check_kind, check_words
+from ragkv.errors import InputError
 from ragkv.home import KnownHome
 from ragkv.prompt import AnswerOptions
 from ragkv.prompt.history import PartKind
@@ -29,6 +29,7 @@ from ragkv.retrieval import (
     resolve_embedder,
 )
 from ragkv.runtime import Check, brief, no_check
+from ragkv.runtime.arguments import check_kind, check_words
 from ragkv.types import Answer, Chunk, TokenEvent
 
 from .corpus import RagCorpus
