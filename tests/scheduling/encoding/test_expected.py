@@ -162,7 +162,7 @@ class TestNeutralText:
         ):
             engine.warm([A])
             other.warm([A])
-            assert len(engine.model.contexts) == 1
+            assert len(engine.model.contexts) == 2  # the prefix, and the prefix with the text
             assert other.model.contexts is engine.model.contexts
 
 
