@@ -119,7 +119,7 @@ class Passages:
         if not way.fuses:
             return Plan.of(ids, [Span(SpanKind.TEXT, 0, len(ids), SpanState.COMPUTED)])
         encoder = self.engine.entries.encoder
-        prefix = encoder.prefix(len(ids))
+        prefix = encoder.prefix()
         assert prefix is not None, "the model has no prefix, or its KV depends on the length"
         at = len(prompt.prefix)
         spans = [Span(SpanKind.PREFIX, 0, at, SpanState.EXACT, held.enter_context(prefix))]

@@ -218,8 +218,10 @@ class Cancellation:
     def now(self) -> None:
         self.event.set()
         if self.error is DeadlineError:
-            clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + 600.0)
-            self._patch.setattr("ragkv.scheduling.work.time", clock)
+            clock = SimpleNamespace(
+                perf_counter=lambda: time.perf_counter() + 600.0, sleep=time.sleep
+            )
+            self._patch.setattr("ragkv.scheduling.scheduler.time", clock)
 
 
 @pytest.fixture(params=["cancel", "deadline"])
