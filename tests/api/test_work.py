@@ -71,7 +71,7 @@ async def test_a_tenant_above_its_limit_gets_429_and_leaves_threads_to_others() 
     pool = WorkerPool(QUEUE, 2, 1, None)
     ended = threading.Event()
     tasks = [
-        asyncio.ensure_future(pool.run(request_of("a"), lambda _: ended.wait(20))) for _ in range(3)
+        asyncio.ensure_future(pool.run(request_of("a"), lambda _: ended.wait(60))) for _ in range(3)
     ]
     await until(lambda: len(pool.accepted) == 3)
     with pytest.raises(ApiError, match=r"queue\.tenant_limit") as raised:

@@ -198,14 +198,14 @@ def test_a_kept_server_answers_the_next_question_and_ends_when_it_is_idle(
 ) -> None:
     pytest.importorskip("fastapi", reason="needs fastapi (extra api)")
     run("ingest", documents)
-    first = ask(run, "--keep", "5s")
+    first = ask(run, "--keep", "20s")
     address = server_file.load(tmp_path / "home")
     assert (
         address is not None
         and "keeps the model" in first.err
         and f"(pid {address.pid})" in first.err
     )
-    assert f"(pid {address.pid})" in ask(run, "--keep", "5s").err
+    assert f"(pid {address.pid})" in ask(run, "--keep", "20s").err
     assert "marl.md" in run("search", QUESTION).out
     while (tmp_path / "home" / "server.json").exists():
         time.sleep(0.1)
@@ -219,5 +219,5 @@ def test_a_server_is_not_kept_for_what_it_could_not_answer(
     run: Run, documents: Path, option: tuple[str, str]
 ) -> None:
     run("ingest", documents)
-    ran = run("ask", QUESTION, "--keep", "5s", *option)
+    ran = run("ask", QUESTION, "--keep", "20s", *option)
     assert ran.code == 1 and ("--keep starts a server" in ran.err or "no time" in ran.err)

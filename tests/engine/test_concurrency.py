@@ -79,7 +79,7 @@ class TestClosing:
 
         monkeypatch.setattr(engine.entries.encoder, "chunks", chunks)
         engine.prefill(Q, CHUNKS)
-        assert started.wait(20)
+        assert started.wait(60)
         engine.close()
         assert set(threading.enumerate()) <= before
 

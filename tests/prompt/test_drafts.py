@@ -86,6 +86,7 @@ def test_a_greedy_answer_is_the_same_token_for_token_in_every_family(family: str
             assert drafted.timing.drafted > drafted.timing.accepted >= 8
 
 
+@pytest.mark.usefixtures("steady")
 @pytest.mark.parametrize(
     "options",
     [

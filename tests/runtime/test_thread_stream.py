@@ -3,6 +3,7 @@ ends the request.
 """
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any
@@ -13,6 +14,7 @@ from ragkv import Answer, Engine, Session
 from ragkv.errors import InputError
 from ragkv.runtime.thread_stream import iterate_in_thread, run_in_thread
 from tests.engine.helpers import A, B, Q, engine_of
+from tests.faults import at_each_layer
 from tests.scheduling.helpers import until
 
 LONG: dict[str, Any] = dict(max_new_tokens=400, min_new_tokens=400)
@@ -45,16 +47,25 @@ def test_a_tasks_events_are_those_of_a_thread(engine: Engine) -> None:
     ]
 
 
-def test_the_event_loop_goes_on_while_the_model_works(engine: Engine) -> None:
-    async def ticks() -> int:
-        count = 0
-        task = asyncio.create_task(answer(engine, max_new_tokens=100, min_new_tokens=100))
-        while not task.done():
-            count += 1
-            await asyncio.sleep(0.001)
-        return count
+def test_the_event_loop_goes_on_while_the_model_works(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = threading.Event()
+    went_on = threading.Event()
 
-    assert asyncio.run(ticks()) > 5
+    def wait_for_the_loop(_: int) -> None:
+        inside.set()
+        assert went_on.wait(60)
+
+    async def work() -> None:
+        task = asyncio.create_task(answer(engine, max_new_tokens=2))
+        while not inside.is_set():
+            await asyncio.sleep(0.001)
+        went_on.set()  # otherwise the model would wait for it in vain
+        await task
+
+    at_each_layer(monkeypatch, wait_for_the_loop)
+    asyncio.run(work())
 
 
 def test_a_cancelled_task_cancels_its_request_and_the_session_is_as_it_was(engine: Engine) -> None:

@@ -55,7 +55,7 @@ def test_a_tenant_with_one_request_is_served_before_another_tenants_second_one()
     threads = [enqueue(lock, wait, got) for wait in waits]
     lock.release()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert [wait for wait, _ in got] == [waits[2], waits[0], waits[1]]
 
 
@@ -74,7 +74,7 @@ def test_a_holder_gives_way_to_another_tenant_and_then_continues_before_its_own_
     lock.give_way()  # "a" waits, which is not another tenant
     lock.release()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert [wait for wait, _ in got] == [other, own]
     assert not lock.held
 
@@ -89,7 +89,7 @@ def test_a_step_is_charged_to_the_tenants_of_its_rows_and_not_to_its_leader() ->
     lock.share(["b", "b"], 10.0)  # which is more than "a" held the lock
     lock.release()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert [wait for wait, _ in got] == [waits[1], waits[0]]
 
 
@@ -101,10 +101,10 @@ def test_a_dismissed_wait_ends_its_wait_without_the_lock() -> None:
     threads = [enqueue(lock, wait, got) for wait in waits]
     lock.dismiss(waits[::2])
     for thread in threads[::2]:
-        thread.join(20)
+        thread.join(60)
     assert dict(got) == {waits[0]: False, waits[2]: False}
     lock.release()
-    threads[1].join(20)
+    threads[1].join(60)
     assert got[2:] == [(waits[1], True)]
     assert not lock.held
 

@@ -34,7 +34,7 @@ def together(calls: Sequence[Callable[[], Any]], timeout_s: float = 60.0) -> lis
     start = threading.Barrier(len(calls))
 
     def run(call: Callable[[], Any]) -> Any:
-        start.wait(20)
+        start.wait(60)
         return call()
 
     with ThreadPoolExecutor(len(calls)) as pool:

@@ -295,7 +295,7 @@ class TestErrors:
         thread = begin(lambda: results.extend(together([lambda n=n: ask(n) for n in (4, 11, 23)])))
         until(lambda: compute.waiting == 3)
         compute.release()
-        thread.join(20)
+        thread.join(60)
         assert results.count("interrupted") == 1
         assert [got for got in results if got != "interrupted"] == [
             wanted(length)
@@ -326,11 +326,11 @@ def test_a_long_prefill_lets_others_decode_between_its_layers(
         events_seen.append("prefilled")
 
     thread = begin(prefill)
-    assert at_layer.wait(20)
+    assert at_layer.wait(60)
     for _ in range(8):
         next(events)
         events_seen.append("token")
-    thread.join(20)
+    thread.join(60)
     before = events_seen[: events_seen.index("prefilled")]
     layers = dict.fromkeys(event for event in before if event != "token")
     assert list(layers) == [f"layer {layer}" for layer in range(4)]

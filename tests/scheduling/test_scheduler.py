@@ -59,7 +59,7 @@ class Queue:
                     self.scheduler.admitted(PrefetchHint(), work, tokens),
                 ):
                     self.order.append(number)
-                    self.go[number].wait(20)
+                    self.go[number].wait(60)
             except Exception as error:
                 self.errors.append(error)
 
@@ -72,7 +72,7 @@ class Queue:
         for event in self.go:
             event.set()
         for thread in self.threads:
-            thread.join(20)
+            thread.join(60)
         stats = self.scheduler.stats()
         assert (stats.waiting, stats.admitted) == (0, 0)
         for hint in {hint for _, hint in self.listener.calls}:
@@ -261,7 +261,7 @@ class TestCancellation:
         works.
         """
         if thread is not None:
-            thread.join(20)
+            thread.join(60)
             assert self.was_cancelled
         until(lambda: held(engine) == NOTHING)
         session = engine.session("s")
@@ -295,7 +295,7 @@ class TestCancellation:
                 assert engine.stats().queue.admitted == 0
                 assert engine.prefill(Q, [A]).reuse.tokens
             cancellation.now()
-            thread.join(20)
+            thread.join(60)
         self.over(engine, thread)
 
     def test_a_request_can_be_cancelled_between_two_layers(
@@ -311,7 +311,7 @@ class TestCancellation:
         with monkeypatch.context() as patch:
             at_each_layer(patch, spy)
             thread = self.answer(engine, cancellation)
-            thread.join(20)
+            thread.join(60)
         assert layers == [0, 1]
         self.over(engine, thread)
 
@@ -334,7 +334,7 @@ class TestCancellation:
         monkeypatch.setattr(
             engine._backend._prefiller, "prefill", lambda *_: pytest.fail("nothing may be computed")
         )
-        self.answer(engine, cancellation).join(20)
+        self.answer(engine, cancellation).join(60)
         assert self.was_cancelled and held(engine) == NOTHING
         with pytest.raises(CancelledError):
             engine.prefill(Q, [A], cancel=cancellation.event)
@@ -379,7 +379,7 @@ class TestPrefetching:
         with engine.scheduler.admitted(PrefetchHint(), Work()):
             thread = begin(lambda: got.append(ask()))
             until(lambda: engine.stats().store.tiers[0].entries == entries)
-        thread.join(20)
+        thread.join(60)
         return got[0]
 
     @pytest.mark.parametrize("reuse", ["fused", "none"])

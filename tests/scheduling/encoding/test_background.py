@@ -173,12 +173,12 @@ class TestDeletion:
 
         def slow(*wanted: Any) -> Any:
             encoding.set()
-            assert deleted.wait(20)
+            assert deleted.wait(60)
             return original(*wanted)
 
         monkeypatch.setattr(engine.entries.encoder, "chunks", slow)
         engine.prefill(Q, [A])
-        assert encoding.wait(20)
+        assert encoding.wait(60)
         engine.delete([A])
         deleted.set()
         engine.flush()
