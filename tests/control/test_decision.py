@@ -18,7 +18,16 @@ from ragkv.control.decision import (
     crossing,
     decide,
 )
-from ragkv.control.estimators import MARGIN, Load, Selection, Shape, load_s, recompute_s, ttft_s
+from ragkv.control.estimators import (
+    MARGIN,
+    Load,
+    Selection,
+    Shape,
+    load_s,
+    recompute_s,
+    storage_cost,
+    ttft_s,
+)
 from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed
 
 from .profiles import disk, profile
@@ -105,7 +114,8 @@ class TestTier:
         assert best is not None
         if hidden:
             assert loading[best] <= busy
-            assert price.of(best) == min(price.of(name) for name in hidden)
+            usd = {name: storage_cost(made, 1, name, price) for name in hidden}
+            assert usd[best] == min(usd.values())
         else:
             assert loading[best] == min(loading.values())
 
