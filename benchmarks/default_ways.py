@@ -242,18 +242,18 @@ def served(engine: Engine, question: str, chunks: Sequence[Chunk], way: Way) -> 
 @torch.no_grad()
 def attention_of_last(engine: Engine, prefill: Prefill, count: int) -> torch.Tensor:
     """The attention that the last `count` rows of a prefilled prompt pay to each position (S,):
-    means over these rows, the heads and the later half of the layers.
+    means over these rows, the heads and the layers over which the question asks.
     """
     adapter = engine.model.adapter
     length = len(prefill.token_ids)
     rows = PromptRows.span(length - count, length, adapter.device)
     tables = adapter.rope.tables(length)
     kv = prefill.kv.grown(0)  # The rows' own KV is written again, as it is.
+    asked = Attention().layers(adapter.layer_count)
     watch = Watch(count, length, adapter.device)
     hidden = adapter.embed(prefill.token_ids[length - count :].to(adapter.device))
     for layer in range(adapter.layer_count):
-        is_watched = layer >= adapter.layer_count // 2
-        seen = watch if is_watched else None
+        seen = watch if layer in asked else None
         hidden = adapter.run_layer(layer, hidden, rows, kv, tables, watch=seen)
     return watch.received()
 
