@@ -21,6 +21,7 @@ from benchmarks.sets import questions
 HERE = Path(__file__).parent
 # `simulate` is a package; the others are the files with a command.
 PACKAGES = ("simulate",)
+TOOLS = {"__main__", "sets", "llama_cpp_forms"}  # commands that measure nothing
 # What a benchmark is given that does not look for it itself.
 GIVEN = {
     "leading": lambda: [] if (found := questions()) is None else ["--data", str(found)],
@@ -43,7 +44,7 @@ def names() -> list[str]:
     files = (
         path.stem for path in HERE.glob("*.py") if "def main()" in path.read_text(encoding="utf-8")
     )
-    return sorted({*files, *PACKAGES} - {"__main__", "sets"})
+    return sorted({*files, *PACKAGES} - TOOLS)
 
 
 def run(name: str, arguments: Sequence[str]) -> Run:

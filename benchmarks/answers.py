@@ -8,7 +8,8 @@ the same tokens?
 FOLDER has XQuAD as published. The ways and drafts of a question alternate. Times are of the
 processor, in the thread that computes, unless `--wall`; a token's time leaves the first one out.
 Rows are appended to `--out`, and the same command goes on where a killed run stopped. `--prompts
-FILE` writes the prompts' texts, which `llama_cpp.mjs` asks llama.cpp. Instructions are limited by
+FILE` writes the prompts' texts, and of each an earlier prompt with the same beginning, which
+`llama_cpp.mjs` asks llama.cpp. Instructions are limited by
 the environment: ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2.
 """
 
@@ -27,6 +28,7 @@ from benchmarks.real import NO_DATA
 from benchmarks.real_judge import located
 from benchmarks.real_sets import Asked, questions
 from benchmarks.rows import Row, Rows
+from examples.baselines import EARLIER_QUESTION, ask_before
 from ragkv import Answer, Engine, EngineConfig
 from ragkv.config import ControllerConfig
 
@@ -36,7 +38,11 @@ KINDS = {
     "summary": "Summarise the passages in your own words.",
     "list": "List the facts of the passages as bullet points.",
 }
-WAYS = {"full": {"reuse": "none"}, "fused": {"selector": "attention", "ratio": 0.15}}
+WAYS = {
+    "full": {"reuse": "none"},
+    "prefix": {"reuse": "prefix"},
+    "fused": {"selector": "attention", "ratio": 0.15},
+}
 
 
 def main() -> None:
@@ -66,7 +72,7 @@ def main() -> None:
     with Engine.from_pretrained(located(options.model), config) as plain:
         if options.prompts:
             options.prompts.write_text(
-                json.dumps([_text(plain, one, kind) for one in asked for kind in options.kinds])
+                json.dumps([_texts(plain, one, kind) for one in asked for kind in options.kinds])
             )
         with plain.with_config(EngineConfig(controller=config.controller)) as drafting:
             for at, one in enumerate(asked):
@@ -96,11 +102,18 @@ def _passages(asked: Asked, count: int) -> tuple[str, ...]:
     return (*others[: count - 1], right)
 
 
-def _text(engine: Engine, asked: Asked, kind: str) -> str:
-    ids = engine.prefill(
-        KINDS[kind].format(question=asked.question), asked.passages, reuse="none"
-    ).token_ids
+def _texts(engine: Engine, asked: Asked, kind: str) -> dict[str, str]:
+    """The prompt, and an earlier one that begins with the same passage, as `ask_before` asks it."""
+    first, *others = asked.passages
+    return {
+        "before": _text(engine, EARLIER_QUESTION, [first, *reversed(others)]),
+        "prompt": _text(engine, KINDS[kind].format(question=asked.question), asked.passages),
+    }
+
+
+def _text(engine: Engine, question: str, passages: Sequence[str]) -> str:
     assert engine.tokenizer is not None
+    ids = engine.prefill(question, passages, reuse="none").token_ids
     return str(engine.tokenizer.decode(ids))
 
 
@@ -118,6 +131,9 @@ def _ask(
     for number, kind in enumerate(kinds):
         question = KINDS[kind].format(question=asked.question)
         for way in options.ways:
+            for engine in engines if way == "prefix" else ():
+                engine.delete(["nothing"])  # which also forgets earlier prompts
+                ask_before(engine, chunks)
             order = engines if (at + number) % 2 else engines[::-1]
             found = {id(engine): _timed(engine, question, chunks, options, way) for engine in order}
             (plain, first_s, plain_s), (drafted, drafted_first_s, drafted_s) = (

@@ -159,8 +159,8 @@ class Served:
     gpus: int
 
     def server(self, scale: float = 1.0, **changes: Any) -> QueueServer:
-        """Its queue with 128 GB of memory and 10 TB of disk; `scale` is the share of the paper's
-        sessions.
+        """Its queue with 128 GB of memory and 10 TB of disk, which takes no time; `scale` is the
+        share of the paper's sessions.
         """
         token_mb = self.kv_mb_per_token
         values = {
@@ -170,7 +170,6 @@ class Served:
             "turn_ms": TURN_MS * (self.weights / self.gpus) / (13e9 / 2),
             "key_share": 4 * self.layers * self.width / (2 * self.weights),
             "memory_tokens_per_s": self.gpus * PCIE_MB_PER_S / token_mb,
-            "disk_tokens_per_s": DISK_MB_PER_S / token_mb,
         }
         return QueueServer(**(values | changes))
 
@@ -180,10 +179,11 @@ class Served:
         return 5.0 * self.gpus * gpu_hours + stored
 
 
-# half of an A100's peak, its PCIe 4, and a read of NVMe disks; a turn's share of decoding, of a batch
+# Half of an A100's peak; its PCIe 4; the most that the paper grants a disk; a turn's share of a
+# batch's decoding.
 A100_FLOPS = 156e12
 PCIE_MB_PER_S = 26e3
-DISK_MB_PER_S = 2.5e3
+DISK_MB_PER_S = 5e3
 TURN_MS = 350.0
 MODELS = (
     Served("LLaMA-13B", 13e9, 40, 5120, 0.78, 2),
@@ -206,11 +206,12 @@ def end_to_end(bench: Bench) -> Iterator[Row]:
     """Hit rate with first turns counted and without, seconds from a turn's start to its first token,
     thousands of prompt tokens a second, hours of the GPUs and dollars, by recomputing / by
     CachedAttention; and its hit rate and first token in a store like ours, in which disk has what
-    memory has.
+    memory has, and takes its time.
     """
     for model in MODELS:
         hits = _served(bench, model)
-        ours = _served(bench, model, inclusive=True)
+        disk = DISK_MB_PER_S / model.kv_mb_per_token
+        ours = _served(bench, model, inclusive=True, disk_tokens_per_s=disk)
         thousands = hits.prompt_tokens / 1e3
         hours = (hits.recompute_busy_s / 3600, hits.busy_s / 3600)
         usd = (model.usd(hours[0], hits.hours, False), model.usd(hours[1], hits.hours, True))

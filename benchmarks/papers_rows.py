@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from benchmarks.report import RESULTS
 
@@ -76,13 +77,17 @@ def told(
                 continue
             outcome, reason = outcomes[name]
             parts.append(f"{said} {outcome.value}{f' ({reason})' if reason else ''}")
-            if outcome is Outcome.RAN and figure and figure not in figures:
-                parts[-1] = f"{said} gave no table"
-                is_told = False
+            if outcome is Outcome.RAN and figure:
+                if figure not in figures:
+                    parts[-1] = f"{said} gave no table"
+                    is_told = False
+                elif why := figures[figure].get("skipped"):
+                    parts[-1] = f"{said} skipped ({why})"
         yield ToldRow(f"{row.part}: {'; '.join(parts) or 'nothing'}", is_told)
 
 
-def _figures() -> Sequence[str]:
-    """The figures in the results of the last run."""
+def _figures() -> dict[str, Any]:
+    """The figures of the last run, by name."""
     path = RESULTS / "figures.json"
-    return list(json.loads(path.read_text())["results"]) if path.exists() else []
+    found: dict[str, Any] = json.loads(path.read_text())["results"] if path.exists() else {}
+    return found

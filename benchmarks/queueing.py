@@ -202,7 +202,7 @@ def serve(
         if now - last[number] > server.ttl_s:
             tiers.drop(key, now)
         in_memory = key in tiers.memory.held
-        on_disk = key in tiers.disk.held
+        on_disk = key in tiers.disk.held and not in_memory
         is_counted = done >= warm_up_turns and came <= until_s
         if is_counted:
             waiting = waiting + len(queue)
