@@ -83,10 +83,11 @@ class Given(StaticSelector):
         return torch.isin(candidates.positions, self._positions).nonzero().squeeze(1)
 
 
-class Everything(Attention):
+class Remembering(Attention):
     """Keeps the candidates of the prompt it is asked about."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.candidates = torch.empty(0, dtype=torch.int64)  # positions (N,)
 
     def select(self, candidates: Candidates, attention: torch.Tensor, ratio: float) -> torch.Tensor:
@@ -228,7 +229,7 @@ def served(engine: Engine, question: str, chunks: Sequence[Chunk], way: Way) -> 
     """
     if way.first_share is None:
         return engine.prefill(question, chunks, **way.options)
-    asking = Everything()
+    asking = Remembering()
     first = engine.prefill(question, chunks, selector=asking, ratio=RATIO * way.first_share)
     rows = len(engine.intake.encode(question))
     again = attention_of_last(engine, first, rows)[asking.candidates]
