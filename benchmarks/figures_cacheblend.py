@@ -121,7 +121,7 @@ def placement(bench: Bench) -> Iterator[Row]:
                 folder, memory_bytes=int(memory * size), codec="raw", prefetch=False
             )
             if name == "new, Redis":
-                from tests.store.remote.servers import RedisServer
+                from tests.cluster.servers import RedisServer
 
                 stack.callback((redis := RedisServer()).close)
                 settings = replace(settings, redis=RedisConfig(redis.url, timeout_s=30.0))

@@ -122,7 +122,7 @@ class World:
             return StoreConfig(memory_bytes=size, codec=codec)
         if self.tier == "disk":
             return StoreConfig(directory, memory_bytes=0, disk_bytes=2 * size, codec=codec)
-        from tests.store.remote.servers import RedisServer, S3Server, with_credentials
+        from tests.cluster.servers import RedisServer, S3Server, with_credentials
 
         if self.tier == "redis":
             redis = RedisServer()

@@ -13,8 +13,8 @@ import torch
 
 from ragkv import Engine
 from ragkv.model.cpu import product_speed
+from tests.cluster.servers import RedisServer, S3Server, with_credentials
 from tests.reader import READER
-from tests.store.remote.servers import RedisServer
 
 os.environ.setdefault("RAGKV_MODEL", READER)  # where a test names no model
 
@@ -48,6 +48,15 @@ def redis_server() -> Iterator[RedisServer]:
     """A Redis server that tests share, each with its own prefix: none may stop or empty it."""
     pytest_socket.enable_socket()  # this fixture runs before the mark of the test takes effect
     with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """A server of objects that tests share, each with its own prefix."""
+    pytest_socket.enable_socket()
+    with_credentials()
+    with S3Server() as server:
         yield server
 
 

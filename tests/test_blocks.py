@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from ragkv.api.settings import ServeConfig
-from tests.store.remote.servers import free_port
+from tests.cluster.servers import free_port
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -41,7 +41,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("deploy.md", "apt-get install"): "needs root; tests/api/attacks start the same nginx",
     ("deploy.md", "python3 -m venv"): "needs root and systemd",
     ("models.md", 'ragkv ask "Where is Thomas Telford buried?" --home notes --device'): "a GPU",
-    ("scale.md", "pip install"): "needs Redis and Ray; tests/integrations/ray run the command",
+    ("scale.md", "pip install"): "needs Redis and Ray; tests/cluster/ray run the command",
     ("vllm.md", "python3.11 -m venv"): "vLLM's environment; `make test-vllm` runs the connector",
     ("vllm.md", ". vllm/bin/activate"): "vLLM's environment; `make test-vllm` runs the example",
     ("vllm.md", "import uuid"): "needs vLLM's server",

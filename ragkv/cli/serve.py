@@ -143,7 +143,7 @@ def _run_replicas(settings: "ServeConfig") -> None:
     """Serve with replicas until a signal ends it."""
     from ragkv.api import KeyRing
     from ragkv.api.server import check_network_exposure
-    from ragkv.integrations.ray import run
+    from ragkv.cluster.ray import run
 
     check_network_exposure(settings, KeyRing(settings.keys_path))
     run(settings)

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 from weakref import WeakSet, WeakValueDictionary
 
@@ -33,7 +34,7 @@ from .storage import FolderStorage, SessionStorage
 from .turn import Turn
 
 if TYPE_CHECKING:
-    from .deletions import SharedDeletions
+    from ragkv.cluster.shared_deletions import SharedDeletions
 
 log = logging.getLogger(__name__)
 
@@ -96,16 +97,13 @@ class Conversations:
         folder = None if own is None else Path(own)
         if not config.session.shared:
             return cls(adapter, runs, block_writer, config.session, FolderStorage(folder, base))
-        from ragkv.store.remote import secret_from_environment
-
-        from .deletions import SharedDeletions
-        from .redis_storage import RedisStorage  # imports redis-py
-
         assert settings.redis is not None  # `EngineConfig` refuses shared sessions without a server
-        secret = secret_from_environment(settings.redis)
-        storage = RedisStorage(settings.redis, base, adapter.vocabulary, secret)
+        # By name: that room is above this one, and nobody with one machine imports it.
+        storage = resolve_name("ragkv.cluster:open_storage")(
+            settings.redis, base, adapter.vocabulary
+        )
         opened = cls(adapter, runs, block_writer, config.session, storage)
-        opened._deletions = SharedDeletions(storage, folder, opened.drop, opened.tidy)
+        opened._deletions = storage.follow(folder, opened.drop, opened.tidy)
         return opened
 
     # One conversation.

@@ -1,1 +1,1 @@
-"""Where ragkv meets other software: LangChain, vLLM and Ray. Each loads its library alone."""
+"""Where ragkv meets other software: LangChain and MCP. Each loads its library alone."""

@@ -22,7 +22,7 @@ from .policies import TurnSize
 from .tiers import Lease, MemoryLease, Tier, TierKind
 
 if TYPE_CHECKING:
-    from .remote import RemoteTier
+    from ragkv.cluster import RemoteTier
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ REPLICA = """
 import sys
 from ray import cloudpickle
 from ragkv.api import ServeConfig
-from ragkv.integrations.ray import application
+from ragkv.cluster.ray import application
 replicas = application({"config": sys.argv[1]})._bound_deployment.init_args[1]._bound_deployment
 assert replicas.func_or_class.__name__ == "Replica"
 (config,) = cloudpickle.loads(cloudpickle.dumps(replicas.init_args))

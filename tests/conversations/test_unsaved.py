@@ -8,8 +8,8 @@ import pytest
 
 from ragkv import Engine
 from ragkv.config import RedisConfig
-from tests.store.remote.helpers import unique_prefix
-from tests.store.remote.servers import RedisServer
+from tests.cluster.helpers import unique_prefix
+from tests.cluster.servers import RedisServer
 
 from .helpers import ask, engine_at, files, is_full_prefill
 

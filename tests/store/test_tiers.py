@@ -11,6 +11,7 @@ import torch
 from ragkv.config import CODEC_NAMES
 from ragkv.store import LRU, DiskTier, Entry, Identity, MemoryTier, Tier
 from ragkv.store.entry import EncodedEntry
+from tests.cluster.helpers import counted, remote_tier
 
 from .entries import (
     as_stored,
@@ -23,7 +24,6 @@ from .entries import (
     same,
     with_codec,
 )
-from .remote.helpers import counted, remote_tier
 
 MakeEntry = Callable[..., Entry]
 MakeTier = Callable[..., Tier]

@@ -6,12 +6,12 @@ import time
 
 import pytest
 
+from ragkv.cluster import RemoteTier
 from ragkv.store import Store
-from ragkv.store.remote import RemoteTier
+from tests.cluster.helpers import counted, unique_prefix
+from tests.cluster.servers import RedisServer
 from tests.scheduling.helpers import until
 from tests.store.entries import served
-from tests.store.remote.helpers import counted, unique_prefix
-from tests.store.remote.servers import RedisServer
 
 from .sharing import NUMBERS, config_of, use_for_ever
 from .writing import entry_of

@@ -18,7 +18,7 @@ import httpx
 
 from ragkv.model.loading import folder_of
 from ragkv.vllm.front.salts import SECRET_VARIABLE
-from tests.store.remote.servers import free_port
+from tests.cluster.servers import free_port
 
 from .scenarios import printed
 from .serving import ROOT

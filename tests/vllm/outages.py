@@ -14,7 +14,7 @@ from typing import Any
 
 from ragkv import Engine, StoreConfig
 from ragkv.config import RedisConfig
-from tests.store.remote.servers import RedisServer
+from tests.cluster.servers import RedisServer
 
 from . import models
 from .scenarios import NEW_TOKENS, Prompt, Setup, asked, generated, ids, named, printed, report

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.servers import free_port
 from tests.scheduling.helpers import until
-from tests.store.remote.servers import free_port
 
 SHIPPED = Path(__file__).parents[3] / "deploy" / "nginx.conf"
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")

@@ -16,8 +16,8 @@ from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import RedisConfig, SessionConfig
 from ragkv.runtime import Closing
 from tests.api.helpers import app_on, on_port, plain
-from tests.store.remote.faulty_proxy import Proxy
-from tests.store.remote.servers import LOOPBACK, RedisServer
+from tests.cluster.faulty_proxy import Proxy
+from tests.cluster.servers import LOOPBACK, RedisServer
 
 TIMEOUT_S = 2.0  # of the Redis server
 PATIENT_S = 10.0  # the same where it is not away, on a machine that runs other tests too

@@ -36,7 +36,7 @@ def redis() -> Iterator[AwayRedis]:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ragkv.api.documents.deletions.POLL_S", 0.05)
-    monkeypatch.setattr("ragkv.conversations.deletions.POLL_S", 0.05)
+    monkeypatch.setattr("ragkv.cluster.shared_deletions.POLL_S", 0.05)
 
 
 class World:
@@ -180,7 +180,7 @@ def test_blocks_of_a_conversation_that_is_gone_from_the_server_are_deleted(
     world: World, redis: AwayRedis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server came back empty: no log tells of the conversations that it had."""
-    monkeypatch.setattr("ragkv.conversations.deletions.TIDY_S", 0.1)
+    monkeypatch.setattr("ragkv.cluster.shared_deletions.TIDY_S", 0.1)
     one = world.start("one")
     filled(one)
     body = {

@@ -16,20 +16,20 @@ from typing import Any
 import pytest
 
 from ragkv import Engine
+from ragkv.cluster import values
+from ragkv.cluster.redis_server import RedisServer as Client
 from ragkv.config import RedisConfig
 from ragkv.conversations import manifest
 from ragkv.errors import RemoteError
 from ragkv.store import EntryKey
 from ragkv.store.entry import EncodedEntry
 from ragkv.store.record import ALIGNMENT, CHECKSUM_CHARS, CHECKSUM_START, checksum
-from ragkv.store.remote import values
-from ragkv.store.remote.redis_server import RedisServer as Client
+from tests.cluster.faulty_proxy import Proxy
+from tests.cluster.helpers import hit, redis_store, unique_prefix
+from tests.cluster.servers import LOOPBACK, RedisServer
 from tests.conversations.helpers import ask, engine_at, is_full_prefill, question
 from tests.engine.helpers import A, B
 from tests.store.entries import make_entry
-from tests.store.remote.faulty_proxy import Proxy
-from tests.store.remote.helpers import hit, redis_store, unique_prefix
-from tests.store.remote.servers import LOOPBACK, RedisServer
 
 pytestmark = pytest.mark.enable_socket
 
@@ -85,7 +85,7 @@ def engine(
     tmp_path: Path, config: RedisConfig, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Engine]:
     """An engine with a conversation `s` of one turn, which looks for deletions all the time."""
-    monkeypatch.setattr("ragkv.conversations.deletions.POLL_S", 0.02)
+    monkeypatch.setattr("ragkv.cluster.shared_deletions.POLL_S", 0.02)
     with engine_at(tmp_path, session=SHARED, redis=config) as engine:
         ask(engine, engine.session("s"), 0)
         yield engine

@@ -1,0 +1,12 @@
+"""What replicas share: entries on Redis and S3, conversations on Redis, deletions that every replica
+follows, and the service on Ray.
+
+Who has one machine never imports this room. It is above the rooms that it serves: the store and the
+conversations open it by name, and only if the settings ask for it. redis-py, obstore and Ray load
+in their own files alone.
+"""
+
+from .open import open_remote, open_storage, secret_from_environment
+from .tier import RemoteTier
+
+__all__ = ["RemoteTier", "open_remote", "open_storage", "secret_from_environment"]

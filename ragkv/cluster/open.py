@@ -1,0 +1,79 @@
+"""Opens what the settings ask for; only here are the libraries imported that they need."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ragkv.config import RedisConfig, RemoteConfig, StoreConfig
+from ragkv.errors import ConfigError
+from ragkv.store import Identity
+
+from .connector import Connector
+from .tier import RemoteTier
+from .tombstones import Tombstones
+from .values import digest_of
+
+if TYPE_CHECKING:
+    from .redis_storage import RedisStorage
+
+MIN_SECRET_CHARS = 16
+
+
+def open_remote(config: StoreConfig) -> list[RemoteTier]:
+    """The tiers of `config`, nearest first. Connects to nothing yet.
+
+    Raises `MissingExtraError` if a library is not installed, `ConfigError` if a secret is not in
+    the environment.
+    """
+    tiers = []
+    if config.redis is not None:
+        from .redis_connector import RedisConnector  # loads redis-py
+
+        tiers.append(_open(RedisConnector, config.redis, config))
+    if config.s3 is not None:
+        from .s3_connector import S3Connector  # loads obstore
+
+        tiers.append(_open(S3Connector, config.s3, config))
+    return tiers
+
+
+def open_storage(config: RedisConfig, base: Identity, vocabulary: int) -> "RedisStorage":
+    """Where replicas keep the states of conversations. Raises as `open_remote` does."""
+    from .redis_storage import RedisStorage  # loads redis-py
+
+    return RedisStorage(config, base, vocabulary, secret_from_environment(config))
+
+
+def secret_from_environment(config: RemoteConfig) -> str | None:
+    """The secret that authenticates shared values; `None` if none is configured, `ConfigError` if
+    it is not there.
+    """
+    if config.secret_variable is None:
+        return None
+    secret = os.environ.get(config.secret_variable, "")
+    if len(secret) < MIN_SECRET_CHARS:
+        raise ConfigError(
+            f"The environment variable {config.secret_variable} must hold the secret that "
+            "authenticates shared "
+            f"entries; it has {len(secret)} characters and needs at least {MIN_SECRET_CHARS}."
+        )
+    return secret
+
+
+def _open(
+    connect: Callable[[Any, str], Connector], remote: RemoteConfig, config: StoreConfig
+) -> RemoteTier:
+    secret = secret_from_environment(remote)
+    # A part of every name on the remote. Its digest does not reveal the salt, and another secret
+    # has other names.
+    salt = f"{len(config.tenant)}:{config.tenant}{secret or ''}".encode()
+    tenant = hashlib.blake2b(salt, digest_size=8).hexdigest()
+    connector = connect(remote, tenant)
+    path = None
+    if config.directory is not None and not config.read_only:
+        path = Path(config.directory) / f"deletions-{connector.kind.value}-{tenant}.json"
+    return RemoteTier(
+        connector, remote, digest_of(secret), Tombstones(path), config.write_buffer_bytes
+    )

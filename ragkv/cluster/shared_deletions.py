@@ -1,0 +1,100 @@
+"""Deletions that replicas tell each other: what one was asked to delete, no other keeps."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ragkv.errors import SessionUnavailableError
+from ragkv.runtime import Closing
+from ragkv.store import EntryKey
+
+from .tombstones import Tombstones
+
+if TYPE_CHECKING:
+    from .redis_storage import RedisStorage  # imports redis-py
+
+log = logging.getLogger(__name__)
+
+# `TIDY_S` is how often stored blocks are compared with the conversations, after an outage too.
+TIDY_S = 600.0
+# `UNTOLD` has the keys of deleted entries that others were not told of yet.
+UNTOLD = "deletions-untold.json"
+POLL_S = 2.0  # `POLL_S` is how often a replica looks for what others deleted.
+
+
+class SharedDeletions(Closing):
+    """Tells other replicas of deletions here, and follows theirs on a thread of its own."""
+
+    def __init__(
+        self,
+        storage: "RedisStorage",
+        folder: Path | None,
+        drop: Callable[[Iterable[EntryKey]], None],
+        tidy: Callable[[], None],
+    ) -> None:
+        """In `folder` what was not told yet outlives the process; with `None` it does not.
+
+        `drop` deletes what is in no conversation; `tidy` looks for more of it, which takes longer.
+        """
+        self._storage = storage
+        self._drop = drop
+        self._tidy = tidy
+        self._untold = Tombstones(None if folder is None else folder / UNTOLD)
+        # when the stored blocks are compared with the conversations again, monotonic
+        self._tidy_at = 0.0
+        self._position = "0"  # of the last deletion that was followed
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="ragkv-sessions", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def telling(self, keys: Sequence[EntryKey]) -> Iterator[None]:
+        """The block deletes the entries of `keys`. Noted first: a kill, or an outage, only delays
+        what is told.
+        """
+        if keys:
+            self._untold.add(*keys)
+        yield
+        try:
+            self._tell(keys)
+        except SessionUnavailableError as error:
+            log.warning("Other replicas are told of %d deleted entries later: %s", len(keys), error)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._thread.join()
+
+    def _tell(self, keys: Sequence[EntryKey]) -> None:
+        """Tell the other replicas of deleted entries. Raises `SessionUnavailableError`."""
+        if keys:
+            self._storage.announce(keys)
+            self._untold.discard(*keys)
+
+    def _drop_deleted(self) -> None:
+        """Delete the blocks and chunks that others deleted since the last time."""
+        while not self._closing.is_set():
+            position, keys = self._storage.deleted(self._position)
+            if position == self._position:
+                return
+            self._position = position
+            self._drop(keys)
+
+    def _follow(self) -> None:
+        while not self._closing.wait(POLL_S):
+            try:
+                self._storage.probe()
+                self._tell(sorted(self._untold.keys))
+                self._drop_deleted()
+                if time.monotonic() >= self._tidy_at:
+                    self._tidy()
+                    self._tidy_at = time.monotonic() + TIDY_S
+            except SessionUnavailableError as error:
+                # the log may be lost with the server, or deletions may have left it
+                self._tidy_at = 0.0
+                log.debug("%s", error)
+            except Exception:  # an unexpected error must not end the thread
+                log.exception("Deletions by other replicas were not followed; trying again.")

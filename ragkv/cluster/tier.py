@@ -1,0 +1,248 @@
+"""The remote tier: entries on storage that replicas share (Redis, S3), whose answers may be late,
+wrong or missing.
+
+Every fault is a miss: a remote that does not answer, an entry that is incomplete, bytes that do not
+verify. The connector's timeout bounds the time of one fault, and the circuit breaker bounds their
+number. A deletion that the remote did not confirm is noted and repeated until it does; until then
+this process does not serve the entry. The remote knows no leases: what it evicts, or any process
+deletes, is a miss, even during a prefill.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from ragkv.config import RemoteConfig
+from ragkv.errors import EntryDamagedError, RemoteError
+from ragkv.store.entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
+from ragkv.store.record import Digest
+from ragkv.store.tiers.base import Counts, Tier, TierStats
+from ragkv.store.tiers.lease import Lease
+
+from . import values
+from .connector import Connector
+from .health import Health
+from .lease import RemoteLease
+from .reader import Lookup, RemoteReader
+from .tombstones import Tombstones
+from .values import RemoteHead
+
+log = logging.getLogger(__name__)
+
+FRESH_S = 5.0  # A lookup ahead is trusted for so long.
+RETRY_S = 5.0  # So much time lies between two attempts at pending deletions.
+
+
+class RemoteTier(Tier):
+    """Entries behind a `Connector`, which the tier owns from now on."""
+
+    is_remote = True
+
+    def __init__(
+        self,
+        connector: Connector,
+        config: RemoteConfig,
+        digest: Digest,
+        tombstones: Tombstones,
+        read_cache_bytes: int,
+    ) -> None:
+        """`config` is the connector's. Never waits for the remote; see `RemoteReader` for
+        `read_cache_bytes`.
+        """
+        self.kind = connector.kind
+        self._connector = connector
+        self._digest = digest
+        self._tombstones = tombstones
+        self._layer_group_bytes = config.group_bytes
+        self._wake = threading.Event()
+        self._wake.set()  # deletions may be pending
+        self._health = Health(self.kind.value, self._wake.set)
+        self._counts = Counts()
+        self._reader = RemoteReader(
+            connector, config, self._health, digest, self._counts, read_cache_bytes
+        )
+        self._deleting: set[EntryKey] = set()
+        # ahead of their leases, and when they began
+        self._lookups: dict[EntryKey, tuple[Lookup, float]] = {}
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._maintainer = threading.Thread(
+            target=self._maintain, name=f"ragkv-{self.kind.value}-keeper", daemon=True
+        )
+        self._maintainer.start()
+
+    @property
+    def answers(self) -> bool:
+        """Whether it answered the last call in time."""
+        return self._health.answers
+
+    # Reading
+
+    def look_up_ahead(self, keys: Sequence[EntryKey]) -> None:
+        """Begin to look up these keys, which will be leased soon."""
+        now = time.monotonic()
+        with self._lock:
+            self._lookups = {
+                key: lookup for key, lookup in self._lookups.items() if now - lookup[1] < FRESH_S
+            }
+            new = [
+                key
+                for key in dict.fromkeys(keys)
+                if key not in self._lookups and not self._is_deleted(key)
+            ]
+            if new:
+                lookup = self._reader.look_up(new)
+                self._lookups.update(dict.fromkeys(new, (lookup, now)))
+
+    def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
+        key = identity.key(token_ids)
+        head = None
+        try:
+            head = self._find(key)
+            if head is not None:
+                head.info.check(identity, token_ids)
+        except EntryDamagedError as error:
+            self._reader.drop(key, error, head)
+            head = None
+        except RemoteError as error:
+            log.debug("Entry %s was not looked up: %s", key, error)
+        with self._lock:
+            if head is None or self._is_deleted(key):
+                self._counts.misses += 1
+                return None
+            self._counts.hits += 1
+        return RemoteLease(head, self._reader)
+
+    def _find(self, key: EntryKey) -> RemoteHead | None:
+        with self._lock:
+            if self._is_deleted(key):
+                return None
+            lookup, began = self._lookups.pop(key, (None, 0.0))
+        if lookup is None or time.monotonic() - began >= FRESH_S:
+            lookup = self._reader.look_up([key])
+        start = self._reader.wait(lookup)[key]
+        return None if start is None else self._reader.head(key, start)
+
+    # Writing
+
+    def put(self, entry: Entry | EncodedEntry) -> bool:
+        key = entry.info.key
+        with self._lock:
+            self._lookups.pop(key, None)
+        try:
+            if self._closing.is_set():
+                return False
+            if key in self._tombstones.keys:
+                self._delete_pending(key)
+            if self._health.call(lambda: self._connector.exists(key)):
+                return True
+            packed = values.pack(EncodedEntry.of(entry), self._layer_group_bytes, self._digest)
+            stored = self._health.call(lambda: self._connector.put(key, packed))
+        except RemoteError as error:
+            log.debug("Entry %s was not stored: %s", key, error)
+            return False
+        with self._lock:
+            self._counts.written_bytes += sum(len(value) for value in packed) if stored else 0
+        return stored
+
+    def delete(self, key: EntryKey) -> bool:
+        """See `Tier.delete`. `False` where the remote does not answer; the deletion is then noted
+        and repeated.
+        """
+        with self._lock:
+            self._deleting.add(key)
+            self._lookups.pop(key, None)
+        try:
+            return self._health.call(lambda: self._connector.delete(key))
+        except RemoteError as error:
+            self._tombstones.add(key)
+            log.warning(
+                "Entry %s could not be deleted from %s yet (%s); it is not served here, and "
+                "deletion is tried again.",
+                key,
+                self.kind.value,
+                error,
+            )
+            self._wake.set()
+            return False
+        finally:
+            with self._lock:
+                self._deleting.discard(key)
+
+    # State
+
+    def contains(self, key: EntryKey) -> bool:
+        """See `Tier.contains`; `False` where the remote does not answer."""
+        with self._lock:
+            if self._is_deleted(key):
+                return False
+        try:
+            return self._health.call(lambda: self._connector.exists(key))
+        except RemoteError as error:
+            log.debug("%s: %s", self.kind.value, error)
+            return False
+
+    def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
+        """Every key with its entry's info, `None` if this code cannot read it; ends early if the
+        remote fails.
+        """
+        try:
+            for key in self._connector.all_keys():
+                start = self._reader.head_start(key)
+                if start is not None and not self._is_deleted(key):
+                    try:
+                        yield key, self._reader.head(key, start).info
+                    except EntryDamagedError as error:
+                        log.warning("%s", error)
+                        yield key, None
+        except RemoteError as error:
+            log.warning("%s failed while its entries were listed: %s", self.kind.value, error)
+
+    def speed(self) -> float | None:
+        """The recent speed of reads, bytes a second; `None` if it was not measured."""
+        return self._health.meter.speed()
+
+    def stats(self) -> TierStats:
+        with self._lock:
+            counted = asdict(self._counts)
+        health = self._health.stats(len(self._tombstones.keys))
+        return TierStats(self.kind, None, None, None, **counted, remote=health)
+
+    def close(self) -> None:
+        self._closing.set()
+        self._wake.set()
+        self._reader.close()
+        self._maintainer.join()
+        self._connector.close()
+
+    def _is_deleted(self, key: EntryKey) -> bool:
+        return key in self._deleting or key in self._tombstones.keys
+
+    # The maintenance thread
+
+    def _maintain(self) -> None:
+        """Send probes and repeat pending deletions: in the background, never in a
+        request's time.
+        """
+        while not self._closing.is_set():
+            due_s = self._health.probe_due_s()
+            self._wake.wait(RETRY_S if due_s is None and self._tombstones.keys else due_s)
+            self._wake.clear()
+            try:
+                self._health.probe(self._connector.ping)
+                if self._health.available and not self._closing.is_set():
+                    for key in self._tombstones.keys:
+                        self._delete_pending(key)
+            except RemoteError as error:
+                log.debug("%s: %s", self.kind.value, error)
+            except Exception:  # the thread must live on
+                log.exception(
+                    "Maintenance of %s failed; the next round comes all the same.", self.kind.value
+                )
+
+    def _delete_pending(self, key: EntryKey) -> None:
+        """Delete what a tombstone names. Raises `RemoteError`."""
+        self._health.call(lambda: self._connector.delete(key))
+        self._tombstones.discard(key)

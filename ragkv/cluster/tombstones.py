@@ -1,0 +1,74 @@
+"""Deletions that a remote has not confirmed yet: noted on disk until it has, so that a restart
+forgets none.
+
+The file is one JSON list, replaced as a whole: there are few, and they go as soon as the remote
+answers.
+"""
+
+import json
+import logging
+import threading
+from pathlib import Path
+
+from ragkv.runtime import make_private_folder, replace_file
+from ragkv.store.entry import EntryKey
+
+log = logging.getLogger(__name__)
+
+
+class Tombstones:
+    """The keys of pending deletions. Thread-safe."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Read the keys noted in `path`. With `None` they stay in memory, and a restart forgets
+        them.
+        """
+        self.keys: frozenset[EntryKey] = frozenset() if path is None else _read(path)
+        self._path = path
+        self._lock = threading.Lock()
+
+    def add(self, *keys: EntryKey) -> None:
+        """Note `keys`, durably."""
+        with self._lock:
+            self.keys |= set(keys)
+            self._write()
+
+    def discard(self, *keys: EntryKey) -> None:
+        """The remote has confirmed the deletion of `keys`."""
+        with self._lock:
+            if not self.keys.isdisjoint(keys):
+                self.keys -= set(keys)
+                self._write()
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        try:
+            make_private_folder(self._path.parent)
+            replace_file(
+                self._path, json.dumps(sorted(key.to_text() for key in self.keys)).encode()
+            )
+        except OSError as error:
+            log.error(
+                "Pending deletions cannot be noted in %s: %s. A restart would forget them.",
+                self._path,
+                error,
+            )
+
+
+def _read(path: Path) -> frozenset[EntryKey]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return frozenset()
+    except (OSError, RecursionError, ValueError) as error:
+        log.error(
+            "Pending deletions in %s cannot be read: %s. Delete those documents again.", path, error
+        )
+        return frozenset()
+    keys = [EntryKey.from_text(str(text)) for text in found] if isinstance(found, list) else [None]
+    if None in keys:
+        log.error(
+            "Pending deletions in %s name what is no key. Delete those documents again.", path
+        )
+    return frozenset(key for key in keys if key is not None)
