@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 from unittest import mock
 
@@ -31,7 +32,7 @@ from ragkv.config import ControllerConfig
 from ragkv.conversations import Turn
 from ragkv.fusion.pipeline import layers_ahead
 from ragkv.types import Answer
-from tests.store.fakes import ThrottledTier
+from tests.store.fakes import ThrottledTier, store_of
 
 # tokens of a turn
 NEW = 64
@@ -56,7 +57,7 @@ class Bench:
 
     @contextmanager
     def engine(self, disk: bool, read_ahead_layers: int | None = 2) -> Iterator[Engine]:
-        """An engine that keeps KV only in memory, or only on disk."""
+        """An engine that keeps KV only in memory, or only on disk, at first at full speed."""
         with tempfile.TemporaryDirectory(dir=self.options.directory) as directory:
             store = StoreConfig(
                 directory=directory if disk else None, memory_bytes=0 if disk else 8 << 30
@@ -67,6 +68,7 @@ class Bench:
                 config=EngineConfig(
                     store=store, fusion=fusion, controller=ControllerConfig(measure=False)
                 ),
+                store=store_of(store, ThrottledTier),
             ) as engine:
                 yield engine
 
@@ -120,21 +122,20 @@ class Bench:
             question = self.turns[-1][0]
             layers = self._layers(engine)
             guess, size = self._compute(engine, session, question)
-            disk = engine.store._tiers[0]
+            (disk,) = engine.store.tiers
             for ratio in (0.5, 1.0, 2.0):
                 load_s = ratio * guess
-                slow = ThrottledTier(disk, size / load_s)
                 wanted = layers_ahead(load_s, guess, layers)
                 depths = {"none": 0, "1": 1, "2": 2, "S_buf": wanted, "measured": None}
                 times: dict[str, list[float]] = {name: [] for name in (*depths, "compute")}
                 # the first run gives the measurements that later ones use
                 for _ in range(self.options.runs + 1):
                     for name, depth in depths.items():
-                        engine.store._tiers = (slow,)
+                        disk.bandwidth_bytes_per_s = size / load_s
                         times[name].append(
                             self._prefill(engine, session, question, depth).timing.first_token_s
                         )
-                    engine.store._tiers = (disk,)
+                    disk.bandwidth_bytes_per_s = inf
                     times["compute"].append(self._computed(engine, session, question))
                 medians = {name: statistics.median(values[1:]) for name, values in times.items()}
                 compute_s = medians.pop("compute")
@@ -153,8 +154,9 @@ class Bench:
         for what, bandwidth in (("disk", None), ("disk of 20 MB/s", 20e6)):
             with self.engine(disk=True) as engine:
                 if bandwidth is not None:
-                    disk = engine.store._tiers[0]
-                    engine.store._tiers = (ThrottledTier(disk, bandwidth, writes=True),)
+                    (disk,) = engine.store.tiers
+                    disk.bandwidth_bytes_per_s = bandwidth
+                    disk.writes = True
                 decoded: dict[bool, list[float]] = {True: [], False: []}
                 longest: dict[bool, list[float]] = {True: [], False: []}
                 written = 0
@@ -167,9 +169,7 @@ class Bench:
                         if number:
                             decoded[on].append(answer.timing.decode_s)
                             longest[on].append(gap)
-                engine.store._tiers = tuple(
-                    getattr(tier, "tier", tier) for tier in engine.store._tiers
-                )
+                engine.store.tiers[0].writes = False
                 engine.flush()
                 written = engine.stats().store.tiers[0].written_bytes
                 for on in (False, True):
@@ -199,11 +199,16 @@ class Bench:
         ):
             with (
                 tempfile.TemporaryDirectory(dir=self.options.directory) as directory,
-                Engine(model, config=EngineConfig(StoreConfig(directory))) as engine,
+                Engine(
+                    model,
+                    config=EngineConfig(StoreConfig(directory)),
+                    store=store_of(StoreConfig(directory), ThrottledTier),
+                ) as engine,
             ):
                 if bandwidth is not None:
-                    memory, disk = engine.store._tiers
-                    engine.store._tiers = (memory, ThrottledTier(disk, bandwidth, writes=True))
+                    disk = engine.store.tiers[1]
+                    disk.bandwidth_bytes_per_s = bandwidth
+                    disk.writes = True
                 session = engine.session("s")
                 for tokens in (turn, turn, NEW):
                     history = len(session.token_ids)
@@ -221,9 +226,7 @@ class Bench:
                             end_s,
                         ]
                     )
-                engine.store._tiers = tuple(
-                    getattr(tier, "tier", tier) for tier in engine.store._tiers
-                )
+                engine.store.tiers[1].writes = False
                 engine.flush()
                 for row in rows[-3:]:
                     row.append(engine.stats().store.dropped_writes)

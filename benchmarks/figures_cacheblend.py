@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +20,12 @@ from benchmarks.default_ways import attention_of_last
 from benchmarks.figure_bench import QUESTION, Bench, Figure, Kind, Row
 from benchmarks.real_judge import COMPARED_TOKENS, Reader, divergence
 from examples.baselines import ask_before
-from ragkv import Chunk, EngineConfig
+from ragkv import Chunk, Engine, EngineConfig
 from ragkv.config import ControllerConfig, FusionConfig, RedisConfig, StoreConfig
 from ragkv.retrieval import Document, Index, Splitter
 from ragkv.scheduling import joint_prefills
-from tests.store.fakes import ThrottledTier
+from ragkv.store import Tier
+from tests.store.fakes import ThrottledTier, store_of
 
 RATIOS = (0.0, 0.05, 0.1, 0.15, 0.18, 0.3)
 # KV as the paper stores it
@@ -126,16 +129,12 @@ def placement(bench: Bench) -> Iterator[Row]:
                 stack.callback((redis := RedisServer()).close)
                 settings = replace(settings, redis=RedisConfig(redis.url, timeout_s=30.0))
             config = EngineConfig(settings, controller=ControllerConfig(False, ratio is None))
-            engine = stack.enter_context(bench.engine.with_config(config))
+            store = store_of(settings, partial(_with_disk_of, speed))
+            engine = stack.enter_context(Engine(bench.engine.model, config=config, store=store))
             profile = profile or engine.profiler.measure(quick=True)
             engine.controller.apply_profile(profile)
-            slow = [
-                ThrottledTier(one, speed) if one.kind.value == "disk" else one
-                for one in engine.store._tiers
-            ]
-            engine.store._tiers = engine.store._promoter._tiers = tuple(slow)
             for entry in encoded if name != "new" else ():
-                (slow[-1] if name[0] == "n" else engine.store).put(entry)
+                (store.tiers[-1] if name[0] == "n" else store).put(entry)
             engine.flush()
             for numbers in asked:
                 times.append(
@@ -159,6 +158,11 @@ def placement(bench: Bench) -> Iterator[Row]:
             usd,
             *np.percentile(counted, (50, 90)),
         ]
+
+
+def _with_disk_of(speed: float, tier: Tier) -> Any:
+    """`tier`, throttled to `speed` bytes a second if it is the disk."""
+    return ThrottledTier(tier, speed) if tier.kind.value == "disk" else tier
 
 
 def together(bench: Bench) -> Iterator[Row]:

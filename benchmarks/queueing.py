@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from itertools import islice
+from itertools import count, islice
 
 from benchmarks.simulate.policies import make_any_policy
 from benchmarks.simulate.prefix_tier import PrefixTier
@@ -109,6 +109,8 @@ class _Hierarchy:
         window = int((server.memory_tokens + server.disk_tokens) / mean_tokens)
         settings = PolicySettings(window_groups=max(1, window))
         policies = [make_any_policy(name, settings) for _ in range(2)]
+        self._numbers = count()
+        self._requests: dict[str, int] = {}  # that waits, by session
         self._demoted: list[tuple[str, int]] = []  # by the session that is kept now
         self.memory = SessionTier(
             policies[0], server.memory_tokens, lambda *lost: self._demoted.append(lost), whole=True
@@ -121,12 +123,14 @@ class _Hierarchy:
         self.fetch_window = int(server.memory_tokens / mean_tokens) if name == "lookahead" else 0
 
     def queued(self, session: str) -> None:
+        self._requests[session] = next(self._numbers)
         for place in (self.memory, self.disk):
-            place.policy.queued(session)
+            place.policy.queued(session, self._requests[session])
 
     def start(self, session: str) -> None:
+        request = self._requests.pop(session)
         for place in (self.memory, self.disk):
-            place.policy.left(session)
+            place.policy.left(session, request)
 
     def keep(self, session: str, tokens: int, now: float) -> bool:
         """Hold a session in memory and demote others to disk; whether it stayed in memory

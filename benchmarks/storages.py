@@ -39,14 +39,14 @@ def measure(model: Any, storage: str, selector: str, options: Any) -> dict[str, 
     bandwidth = STORAGES[storage]
     with (
         tempfile.TemporaryDirectory(dir=options.directory) as directory,
-        World(model, options.chunks, options.tokens, tier, directory) as world,
+        World(model, options.chunks, options.tokens, tier, directory, wrap=ThrottledTier) as world,
     ):
         engine = world.engine
         control = world.engine.controller
         control._speeds = engine.store.speeds
         engine.profiler.measure(quick=True)
         if bandwidth is not None:
-            engine.store._tiers = (ThrottledTier(engine.store._tiers[0], bandwidth),)
+            engine.store.tiers[0].bandwidth_bytes_per_s = bandwidth
         ask = partial(engine.prefill, world.question, world.chunks, selector=selector)
         for _ in range(OUTCOMES):
             ask(ratio=R_STAR)

@@ -21,6 +21,8 @@ from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import ControllerConfig, RedisConfig, S3Config
 from ragkv.model.dtype_choice import faster_dtype
 from ragkv.model.loading import DtypeChoice
+from ragkv.store import Tier
+from tests.store.fakes import store_of
 
 QUESTION_TOKENS = 32
 # a real Redis on loopback, and an S3-compatible server from moto, one Python process
@@ -89,7 +91,9 @@ class World:
         tier: str,
         directory: str,
         codec: str = "raw",
+        wrap: Callable[[Tier], Any] | None = None,
     ) -> None:
+        """`wrap` puts the store's tiers into others."""
         self.model = model
         self.tier = tier
         self.layers: int = model.config.num_hidden_layers
@@ -105,7 +109,8 @@ class World:
             controller=ControllerConfig(measure=False),
             device=str(model.device),
         )
-        self.engine = self._open.enter_context(Engine(model, config=config))
+        store = wrap and store_of(config.store, wrap)
+        self.engine = self._open.enter_context(Engine(model, config=config, store=store))
         if tier in REMOTE:
             # no measured speeds: it would compute what loads too slowly
             self.engine.controller._speeds = dict

@@ -28,7 +28,7 @@ from .prompt.history import BlockWriter
 from .prompt.template import template_runs
 from .scheduling import Scheduler
 from .scheduling.encoding import BackgroundEncoder, Encoder, neutral_ids
-from .store import Store
+from .store import Store, TierKind, kinds_of
 
 if TYPE_CHECKING:
     from .model.kcache import Offloading
@@ -188,6 +188,5 @@ def _wants_profile(config: EngineConfig) -> bool:
     """Whether a profile decides something, and may be measured and kept."""
     settings = config.store
     decides = config.fusion.ratio is None or settings.ttft_target_ms is not None
-    storage = (settings.directory, settings.redis, settings.s3)
-    is_kept = any(one is not None for one in storage) and not settings.read_only
-    return decides and is_kept and config.controller.measure
+    lasts = set(kinds_of(settings)) - {TierKind.MEMORY} and not settings.read_only
+    return decides and bool(lasts) and config.controller.measure

@@ -19,7 +19,8 @@ from ragkv.store.policies import (
     TurnSize,
     policy_class,
 )
-from ragkv.store.policies.groups import Departed, Ranking
+from ragkv.store.policies.conversation_model import Departed
+from ragkv.store.policies.ranking import Ranking
 from ragkv.store.policies.t_lru import TLRU
 
 

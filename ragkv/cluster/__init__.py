@@ -6,7 +6,7 @@ conversations open it by name, and only if the settings ask for it. redis-py, ob
 in their own files alone.
 """
 
-from .open import open_remote, open_storage, secret_from_environment
+from .open import open_redis, open_s3, open_storage, secret_from_environment
 from .tier import RemoteTier
 
-__all__ = ["RemoteTier", "open_remote", "open_storage", "secret_from_environment"]
+__all__ = ["RemoteTier", "open_redis", "open_s3", "open_storage", "secret_from_environment"]

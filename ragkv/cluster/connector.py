@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from ragkv.store.entry import EntryKey
 from ragkv.store.record import Bytes
-from ragkv.store.tiers.lease import TierKind
+from ragkv.store.tiers.stats import TierKind
 
 # A lookup reads so much of a value: one read gets the whole head of most entries.
 HEAD_BYTES = 32768

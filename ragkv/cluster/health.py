@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ragkv.errors import RemoteError
-from ragkv.store.tiers.base import RemoteStats
+from ragkv.store.tiers.stats import RemoteStats
 
 log = logging.getLogger(__name__)
 

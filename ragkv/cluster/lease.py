@@ -15,7 +15,7 @@ import torch
 
 from ragkv.errors import EntryUnreachableError, RemoteError, StoreError
 from ragkv.store.record import Bytes, bytes_of
-from ragkv.store.tiers.lease import StoredLease
+from ragkv.store.tiers.base import StoredLease
 
 from .reader import RemoteReader
 from .values import RemoteHead
@@ -39,7 +39,7 @@ class RemoteLease(StoredLease):
     def prefetch(self) -> None:
         self._fetch(range(1))  # of all chunks before the second of any
 
-    def close(self) -> None:
+    def release(self) -> None:
         with self._lock:
             if self._closed:
                 return
@@ -51,10 +51,6 @@ class RemoteLease(StoredLease):
         for future in payloads.values():
             future.cancel()
         self._reader.release_read_cache(sum(cached.values()))
-
-    # a lease that was never closed must not keep its part of the read cache for ever
-    def __del__(self) -> None:
-        self.close()
 
     def _read(self, layer: int, into: torch.Tensor) -> None:
         layer_group = layer // self._head.layers_per_value

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ragkv.config import RedisConfig, RemoteConfig, StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.store import Identity
+from ragkv.store.opening import TierRequest
 
 from .connector import Connector
 from .tier import RemoteTier
@@ -21,26 +22,28 @@ if TYPE_CHECKING:
 MIN_SECRET_CHARS = 16
 
 
-def open_remote(config: StoreConfig) -> list[RemoteTier]:
-    """The tiers of `config`, nearest first. Connects to nothing yet.
+def open_redis(asked: TierRequest) -> RemoteTier:
+    """The tier that `store.redis` asks for. Connects to nothing yet.
 
     Raises `MissingExtraError` if a library is not installed, `ConfigError` if a secret is not in
     the environment.
     """
-    tiers = []
-    if config.redis is not None:
-        from .redis_connector import RedisConnector  # loads redis-py
+    from .redis_connector import RedisConnector  # loads redis-py
 
-        tiers.append(_open(RedisConnector, config.redis, config))
-    if config.s3 is not None:
-        from .s3_connector import S3Connector  # loads obstore
+    assert asked.config.redis is not None
+    return _opened(RedisConnector, asked.config.redis, asked.config)
 
-        tiers.append(_open(S3Connector, config.s3, config))
-    return tiers
+
+def open_s3(asked: TierRequest) -> RemoteTier:
+    """The tier that `store.s3` asks for. See `open_redis`."""
+    from .s3_connector import S3Connector  # loads obstore
+
+    assert asked.config.s3 is not None
+    return _opened(S3Connector, asked.config.s3, asked.config)
 
 
 def open_storage(config: RedisConfig, base: Identity, vocabulary: int) -> "RedisStorage":
-    """Where replicas keep the states of conversations. Raises as `open_remote` does."""
+    """Where replicas keep the states of conversations. Raises as `open_redis` does."""
     from .redis_storage import RedisStorage  # loads redis-py
 
     return RedisStorage(config, base, vocabulary, secret_from_environment(config))
@@ -62,7 +65,7 @@ def secret_from_environment(config: RemoteConfig) -> str | None:
     return secret
 
 
-def _open(
+def _opened(
     connect: Callable[[Any, str], Connector], remote: RemoteConfig, config: StoreConfig
 ) -> RemoteTier:
     secret = secret_from_environment(remote)

@@ -16,7 +16,7 @@ from ragkv.errors import EntryDamagedError, EntryUnreachableError, RemoteError
 from ragkv.runtime import openmp
 from ragkv.store.entry import EntryKey
 from ragkv.store.record import Bytes, Digest
-from ragkv.store.tiers.base import Counts
+from ragkv.store.tiers.stats import Counts
 
 from . import values
 from .connector import HEAD_BYTES, Connector

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from ragkv.config import RedisConfig
 from ragkv.errors import RemoteError
 from ragkv.store.entry import EntryKey
-from ragkv.store.record import CHECKSUM_START, Bytes
-from ragkv.store.tiers.lease import TierKind
+from ragkv.store.record import Bytes
+from ragkv.store.tiers.stats import TierKind
 
 from .connector import HEAD_BYTES, Connector
 from .redis_server import ANSWER_BYTES, FullError, RedisServer
@@ -34,10 +34,10 @@ _GET = """
 local value = redis.call('HGET', KEYS[1], ARGV[1])
 return value and string.sub(value, ARGV[2] + 1, ARGV[3])
 """
-# KEYS[1]: the entry. Content digest or '', its offset in a head -> 1 if the head was there
+# KEYS[1]: the entry. Content digest, with which a head begins, or '' -> 1 if the head was there
 _DROP = """
-local head, digest, at = redis.call('HGET', KEYS[1], '0'), ARGV[1], tonumber(ARGV[2])
-if digest ~= '' and not (head and string.sub(head, at + 1, at + #digest) == digest) then
+local head, digest = redis.call('HGET', KEYS[1], '0'), ARGV[1]
+if digest ~= '' and not (head and string.sub(head, 1, #digest) == digest) then
   return 0  -- gone, or another replica has written it anew
 end
 redis.call('UNLINK', KEYS[1])
@@ -55,11 +55,11 @@ class RedisConnector(Connector):
         self._ttl_ms = 0 if config.ttl_s is None else max(1, round(config.ttl_s * 1000))
         self._root = f"{config.prefix}:{tenant}:e:"
         self._server = RedisServer(config)
-        self._client = self._server.client
+        self.client = self._server.client
         self._call = self._server.call
 
     def find(self, keys: Sequence[EntryKey]) -> list[Bytes | None]:
-        with self._call(), self._client.pipeline(transaction=False) as pipeline:
+        with self._call(), self.client.pipeline(transaction=False) as pipeline:
             for key in keys:
                 pipeline.eval(_FIND, 1, self._name(key), HEAD_BYTES, self._ttl_ms)
             return [start or None for start in pipeline.execute()]
@@ -69,24 +69,24 @@ class RedisConnector(Connector):
     ) -> Bytes | None:
         most = ANSWER_BYTES if stop is None else stop - start + _OVERHEAD_BYTES
         with self._call(most):
-            part: bytes = self._client.eval(
+            part: bytes = self.client.eval(
                 _GET, 1, self._name(key), layer_group, start, -1 if stop is None else stop
             )
         return part or None
 
     def exists(self, key: EntryKey) -> bool:
         with self._call():
-            return bool(self._client.hexists(self._name(key), 0))
+            return bool(self.client.hexists(self._name(key), 0))
 
     def put(self, key: EntryKey, values: Sequence[Bytes]) -> bool:
         name = self._name(key)
         try:
             for layer_group in range(len(values) - 1, 0, -1):
-                with self._call(), self._client.pipeline(transaction=True) as pipeline:
+                with self._call(), self.client.pipeline(transaction=True) as pipeline:
                     pipeline.hset(name, layer_group, values[layer_group])
                     pipeline.pexpire(name, _WRITING_MS)
                     pipeline.execute()
-            with self._call(), self._client.pipeline(transaction=True) as pipeline:  # the head last
+            with self._call(), self.client.pipeline(transaction=True) as pipeline:  # the head last
                 pipeline.hset(name, 0, values[0])
                 pipeline.pexpire(name, self._ttl_ms) if self._ttl_ms else pipeline.persist(name)
                 pipeline.execute()
@@ -101,9 +101,7 @@ class RedisConnector(Connector):
 
     def delete(self, key: EntryKey, content_digest: bytes | None = None) -> bool:
         with self._call():
-            return bool(
-                self._client.eval(_DROP, 1, self._name(key), content_digest or b"", CHECKSUM_START)
-            )
+            return bool(self.client.eval(_DROP, 1, self._name(key), content_digest or b""))
 
     def all_keys(self) -> Iterator[EntryKey]:
         """See `Connector.all_keys`; this looks at every name on the server."""
@@ -111,7 +109,7 @@ class RedisConnector(Connector):
         cursor = 0
         while True:
             with self._call():
-                cursor, names = self._client.scan(cursor, match=pattern, count=_PAGE)
+                cursor, names = self.client.scan(cursor, match=pattern, count=_PAGE)
             texts = [name[len(self._root) :].decode(errors="replace") for name in names]
             yield from (key for text in texts if (key := EntryKey.from_text(text)) is not None)
             if not cursor:

@@ -14,8 +14,8 @@ from typing import Any, cast
 from ragkv.config import S3Config
 from ragkv.errors import MissingExtraError, RemoteError
 from ragkv.store.entry import EntryKey
-from ragkv.store.record import CHECKSUM_CHARS, CHECKSUM_START, Bytes
-from ragkv.store.tiers.lease import TierKind
+from ragkv.store.record import CHECKSUM_CHARS, Bytes
+from ragkv.store.tiers.stats import TierKind
 
 from .connector import HEAD_BYTES, Connector
 
@@ -79,7 +79,7 @@ class S3Connector(Connector):
     def delete(self, key: EntryKey, content_digest: bytes | None = None) -> bool:
         # S3 cannot compare and delete in one step: a rewrite right now is lost
         if content_digest is not None:
-            found = self.get(key, 0, CHECKSUM_START, CHECKSUM_START + CHECKSUM_CHARS)
+            found = self.get(key, 0, 0, CHECKSUM_CHARS)
             if found is not None and bytes(found) != content_digest:
                 return False
         there = self.exists(key)

@@ -18,8 +18,8 @@ from ragkv.config import RemoteConfig
 from ragkv.errors import EntryDamagedError, RemoteError
 from ragkv.store.entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
 from ragkv.store.record import Digest
-from ragkv.store.tiers.base import Counts, Tier, TierStats
-from ragkv.store.tiers.lease import Lease
+from ragkv.store.tiers.base import Lease, Tier
+from ragkv.store.tiers.stats import Counts, TierStats
 
 from . import values
 from .connector import Connector
@@ -52,16 +52,16 @@ class RemoteTier(Tier):
         `read_cache_bytes`.
         """
         self.kind = connector.kind
-        self._connector = connector
+        self.connector = connector
         self._digest = digest
         self._tombstones = tombstones
         self._layer_group_bytes = config.group_bytes
         self._wake = threading.Event()
         self._wake.set()  # deletions may be pending
-        self._health = Health(self.kind.value, self._wake.set)
+        self.health = Health(self.kind.value, self._wake.set)
         self._counts = Counts()
-        self._reader = RemoteReader(
-            connector, config, self._health, digest, self._counts, read_cache_bytes
+        self.reader = RemoteReader(
+            connector, config, self.health, digest, self._counts, read_cache_bytes
         )
         self._deleting: set[EntryKey] = set()
         # ahead of their leases, and when they began
@@ -76,7 +76,7 @@ class RemoteTier(Tier):
     @property
     def answers(self) -> bool:
         """Whether it answered the last call in time."""
-        return self._health.answers
+        return self.health.answers
 
     # Reading
 
@@ -93,18 +93,18 @@ class RemoteTier(Tier):
                 if key not in self._lookups and not self._is_deleted(key)
             ]
             if new:
-                lookup = self._reader.look_up(new)
+                lookup = self.reader.look_up(new)
                 self._lookups.update(dict.fromkeys(new, (lookup, now)))
 
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
         key = identity.key(token_ids)
         head = None
         try:
-            head = self._find(key)
+            head = self.find(key)
             if head is not None:
                 head.info.check(identity, token_ids)
         except EntryDamagedError as error:
-            self._reader.drop(key, error, head)
+            self.reader.drop(key, error, head)
             head = None
         except RemoteError as error:
             log.debug("Entry %s was not looked up: %s", key, error)
@@ -113,17 +113,20 @@ class RemoteTier(Tier):
                 self._counts.misses += 1
                 return None
             self._counts.hits += 1
-        return RemoteLease(head, self._reader)
+        return RemoteLease(head, self.reader)
 
-    def _find(self, key: EntryKey) -> RemoteHead | None:
+    def find(self, key: EntryKey) -> RemoteHead | None:
+        """The verified head of an entry, from a lookup ahead if there was one. Raises `RemoteError`,
+        `EntryDamagedError`.
+        """
         with self._lock:
             if self._is_deleted(key):
                 return None
             lookup, began = self._lookups.pop(key, (None, 0.0))
         if lookup is None or time.monotonic() - began >= FRESH_S:
-            lookup = self._reader.look_up([key])
-        start = self._reader.wait(lookup)[key]
-        return None if start is None else self._reader.head(key, start)
+            lookup = self.reader.look_up([key])
+        start = self.reader.wait(lookup)[key]
+        return None if start is None else self.reader.head(key, start)
 
     # Writing
 
@@ -136,10 +139,10 @@ class RemoteTier(Tier):
                 return False
             if key in self._tombstones.keys:
                 self._delete_pending(key)
-            if self._health.call(lambda: self._connector.exists(key)):
+            if self.health.call(lambda: self.connector.exists(key)):
                 return True
             packed = values.pack(EncodedEntry.of(entry), self._layer_group_bytes, self._digest)
-            stored = self._health.call(lambda: self._connector.put(key, packed))
+            stored = self.health.call(lambda: self.connector.put(key, packed))
         except RemoteError as error:
             log.debug("Entry %s was not stored: %s", key, error)
             return False
@@ -155,7 +158,7 @@ class RemoteTier(Tier):
             self._deleting.add(key)
             self._lookups.pop(key, None)
         try:
-            return self._health.call(lambda: self._connector.delete(key))
+            return self.health.call(lambda: self.connector.delete(key))
         except RemoteError as error:
             self._tombstones.add(key)
             log.warning(
@@ -179,7 +182,7 @@ class RemoteTier(Tier):
             if self._is_deleted(key):
                 return False
         try:
-            return self._health.call(lambda: self._connector.exists(key))
+            return self.health.call(lambda: self.connector.exists(key))
         except RemoteError as error:
             log.debug("%s: %s", self.kind.value, error)
             return False
@@ -189,11 +192,11 @@ class RemoteTier(Tier):
         remote fails.
         """
         try:
-            for key in self._connector.all_keys():
-                start = self._reader.head_start(key)
+            for key in self.connector.all_keys():
+                start = self.reader.head_start(key)
                 if start is not None and not self._is_deleted(key):
                     try:
-                        yield key, self._reader.head(key, start).info
+                        yield key, self.reader.head(key, start).info
                     except EntryDamagedError as error:
                         log.warning("%s", error)
                         yield key, None
@@ -202,20 +205,20 @@ class RemoteTier(Tier):
 
     def speed(self) -> float | None:
         """The recent speed of reads, bytes a second; `None` if it was not measured."""
-        return self._health.meter.speed()
+        return self.health.meter.speed()
 
     def stats(self) -> TierStats:
         with self._lock:
             counted = asdict(self._counts)
-        health = self._health.stats(len(self._tombstones.keys))
+        health = self.health.stats(len(self._tombstones.keys))
         return TierStats(self.kind, None, None, None, **counted, remote=health)
 
     def close(self) -> None:
         self._closing.set()
         self._wake.set()
-        self._reader.close()
+        self.reader.close()
         self._maintainer.join()
-        self._connector.close()
+        self.connector.close()
 
     def _is_deleted(self, key: EntryKey) -> bool:
         return key in self._deleting or key in self._tombstones.keys
@@ -227,12 +230,12 @@ class RemoteTier(Tier):
         request's time.
         """
         while not self._closing.is_set():
-            due_s = self._health.probe_due_s()
+            due_s = self.health.probe_due_s()
             self._wake.wait(RETRY_S if due_s is None and self._tombstones.keys else due_s)
             self._wake.clear()
             try:
-                self._health.probe(self._connector.ping)
-                if self._health.available and not self._closing.is_set():
+                self.health.probe(self.connector.ping)
+                if self.health.available and not self._closing.is_set():
                     for key in self._tombstones.keys:
                         self._delete_pending(key)
             except RemoteError as error:
@@ -244,5 +247,5 @@ class RemoteTier(Tier):
 
     def _delete_pending(self, key: EntryKey) -> None:
         """Delete what a tombstone names. Raises `RemoteError`."""
-        self._health.call(lambda: self._connector.delete(key))
+        self.health.call(lambda: self.connector.delete(key))
         self._tombstones.discard(key)

@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 
 from ragkv.errors import EntryDamagedError
 from ragkv.store.entry import EncodedEntry, EntryInfo, EntryKey
-from ragkv.store.record import CHECKSUM_CHARS, Bytes, Digest, RecordHead, bytes_of, checksum
+from ragkv.store.record import CHECKSUM_CHARS, Bytes, Digest, RecordHead, checksum, record_of
 from ragkv.store.record import parse_head as parse_record_head
-from ragkv.store.record_writing import Record
 
 
 def digest_of(secret: str | None) -> Digest:
@@ -55,9 +54,7 @@ class RemoteHead:
 
     @property
     def content_digest(self) -> bytes:
-        """The digest of all that this writing of the entry holds, as it stands in the head at
-        `CHECKSUM_START`.
-        """
+        """The digest of all that this writing of the entry holds, with which its head begins."""
         return self.record.checksum.encode()
 
     def layers_of(self, layer_group: int) -> range:
@@ -68,7 +65,7 @@ class RemoteHead:
 
     def place_of(self, layer_group: int) -> tuple[int, int]:
         """Where the layers of a group begin in its value, and how many bytes they have."""
-        start = 0 if layer_group else self.record.layer_offsets[0]
+        start = 0 if layer_group else self.record.head_bytes
         return start, len(self.layers_of(layer_group)) * self.record.layer_bytes
 
     def check(self, layer_group: int, payload: Bytes) -> None:
@@ -89,10 +86,9 @@ def pack(entry: EncodedEntry, group_bytes: int, digest: Digest) -> list[bytes]:
     `group_bytes`.
     """
     step = max(1, -(-group_bytes // max(1, entry.size_bytes // entry.info.layers)))
-    record = Record.of(entry, digest, layers_per_value=step)
-    layers = [bytes_of(layer) for layer in record.layers]
+    head, layers = record_of(entry, digest, layers_per_value=step)
     groups = [layers[first : first + step] for first in range(0, len(layers), step)]
-    return [b"".join((record.head, *groups[0])), *(b"".join(group) for group in groups[1:])]
+    return [b"".join((head, *groups[0])), *(b"".join(group) for group in groups[1:])]
 
 
 def parse_head(

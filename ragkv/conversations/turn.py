@@ -25,7 +25,7 @@ from ragkv.prompt.history import (
     PastTurn,
 )
 from ragkv.runtime import Closing
-from ragkv.store import EntryKey, TurnSize, ids_digest
+from ragkv.store import EntryKey, TurnSize, conversation_group, ids_digest
 from ragkv.types import Answer, TokenEvent
 
 from .session import Session
@@ -137,8 +137,8 @@ class Turn(Closing):
 
     @property
     def _group(self) -> str:
-        """The session's id, by which policies see which blocks belong together."""
-        return self._session.session_id
+        """By which policies see which blocks belong together."""
+        return conversation_group(self._session.session_id)
 
     def _recorded_to(self, made: TurnKV) -> int:
         return min(made.record.filled_to, len(self._ids))

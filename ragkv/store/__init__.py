@@ -17,13 +17,14 @@ if TYPE_CHECKING:
         Entry,
         EntryInfo,
         EntryKey,
-        HintedEntry,
         Identity,
-        PrefetchHint,
+        conversation_group,
         dtype_name,
         ids_bytes,
         ids_digest,
     )
+    from .opening import kinds_of
+    from .prefetch import HintedEntry, PrefetchHint
     from .store import Store, StoreStats
     from .tiers import (
         DiskTier,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
         TierStats,
     )
 
-_MODULES = (".background", ".codecs", ".entry", ".store", ".tiers")
+_MODULES = (".background", ".codecs", ".entry", ".opening", ".prefetch", ".store", ".tiers")
 
 
 def __getattr__(name: str) -> Any:
@@ -73,9 +74,11 @@ __all__ = [
     "TierKind",
     "TierStats",
     "TurnSize",
+    "conversation_group",
     "dtype_name",
     "ids_bytes",
     "ids_digest",
+    "kinds_of",
     "make_policy",
     "stored_bytes",
 ]

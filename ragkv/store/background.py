@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 E = TypeVar("E")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Job(Generic[E]):
     """One piece of work."""
 
@@ -43,6 +43,7 @@ class Background(Generic[E]):
         self._name = name
         self._jobs: deque[Job[E]] = deque()
         self._running: Job[E] | None = None
+        self._entries: dict[EntryKey, Job[E]] = {}  # by key, the last job that writes it
         self._pending_bytes = 0  # of waiting jobs and the running one
         self._changed = threading.Condition()
         self._closing = False
@@ -71,6 +72,8 @@ class Background(Generic[E]):
                 return False
             self._pending_bytes += job.size_bytes
             self._jobs.append(job)
+            if job.key is not None and job.entry is not None:
+                self._entries[job.key] = job
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                 self._thread.start()
@@ -80,10 +83,8 @@ class Background(Generic[E]):
     def entry(self, key: EntryKey) -> E | None:
         """The entry of `key` that a waiting or running job writes, or `None`."""
         with self._changed:
-            running = () if self._running is None else (self._running,)
-            return next(
-                (job.entry for job in (*self._jobs, *running) if job.key == key and job.entry), None
-            )
+            job = self._entries.get(key)
+            return None if job is None else job.entry
 
     def discard(self, key: EntryKey) -> bool:
         """Drop the waiting jobs of `key` and wait until a running one is done; whether there was
@@ -96,8 +97,10 @@ class Background(Generic[E]):
             return False
         with self._changed:
             dropped = [job for job in self._jobs if job.key == key]
-            self._jobs = deque(job for job in self._jobs if job.key != key)
-            self._pending_bytes -= sum(job.size_bytes for job in dropped)
+            if dropped:
+                self._jobs = deque(job for job in self._jobs if job.key != key)
+            for job in dropped:
+                self._forget(job)
             ran = self._runs(key)
             self._changed.wait_for(lambda: not self._runs(key))
         for job in dropped:
@@ -121,6 +124,12 @@ class Background(Generic[E]):
     def _runs(self, key: EntryKey) -> bool:
         return self._running is not None and self._running.key == key
 
+    def _forget(self, job: Job[E]) -> None:
+        """The job is done, or was dropped. Needs `_changed`."""
+        self._pending_bytes -= job.size_bytes
+        if job.key is not None and self._entries.get(job.key) is job:
+            del self._entries[job.key]
+
     def _work(self) -> None:
         openmp.use_one_thread()
         while (job := self._next()) is not None:
@@ -137,7 +146,7 @@ class Background(Generic[E]):
                 )
             with self._changed:
                 self._running = None
-                self._pending_bytes -= job.size_bytes
+                self._forget(job)
                 self._changed.notify_all()
             del job  # otherwise it would hold its KV until the next job comes
 

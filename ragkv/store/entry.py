@@ -19,7 +19,7 @@ import re
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Union
 
 import torch
@@ -28,8 +28,9 @@ from ragkv.errors import EntryDamagedError
 
 from .codecs import CODECS, RAW, Codec
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 _KEY_TEXT = re.compile(r"[0-9a-f]{64}")
+_GROUP = re.compile(r"[\w-]{0,64}", re.ASCII)  # it is a part of a file's name
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -108,6 +109,13 @@ def ids_digest(token_ids: Sequence[int]) -> str:
     return hashlib.blake2b(ids_bytes(token_ids), digest_size=16).hexdigest()
 
 
+def conversation_group(session_id: str) -> str:
+    """The group of a conversation's blocks: a digest of its id, which may be any text."""
+    if not session_id:
+        return ""
+    return hashlib.blake2b(session_id.encode(), digest_size=16).hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class EntryInfo:
     """An entry without its tensors."""
@@ -120,8 +128,12 @@ class EntryInfo:
     layers: int  # L
     kv_heads: int  # G
     head_dim: int  # D
-    group: str = ""  # the conversation it belongs to; "" for a chunk
+    group: str = ""  # the conversation it belongs to, see `conversation_group`; "" for a chunk
     index: int = 0  # the number of its block in the conversation
+
+    def __post_init__(self) -> None:
+        if not _GROUP.fullmatch(self.group):
+            raise ValueError(f"{self.group!r:.80} is no group: use `conversation_group`.")
 
     def matches(self, identity: Identity, token_ids: Sequence[int]) -> bool:
         """Whether the whole identity and every token are equal to these, not just the key."""
@@ -168,34 +180,6 @@ class EntryInfo:
     def size_bytes(self) -> int:
         """Bytes of all keys and values, decoded."""
         return self.layers * self.layer_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class HintedEntry:
-    """One entry that a request will look up."""
-
-    identity: Identity
-    token_ids: tuple[int, ...]
-    size_bytes: int  # in memory, as far as it is known
-    group: str = ""  # the conversation it is stored under; "" for a chunk
-    key: EntryKey = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "key", self.identity.key(self.token_ids))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PrefetchHint:
-    """All entries that one request will look up, in the order of their use. Compared by
-    identity.
-    """
-
-    entries: tuple[HintedEntry, ...] = ()
-
-    @property
-    def groups(self) -> tuple[str, ...]:
-        """The groups that policies know these entries by, without repetition."""
-        return tuple(dict.fromkeys(entry.group or entry.key.digest for entry in self.entries))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,14 @@
-"""The file format of one entry: safetensors, with layers that can be read alone and checksums over
-every byte served.
+"""The bytes of one entry, in a file and on shared storage: a head, then its layers, one after another.
 
-    [8 bytes: header length][JSON header, padded with spaces to 4 KiB]       \\ [token_ids
-    int64][pad.head]                                               > the head, with one checksum
-    [layer.0000][pad.0000][layer.0001]...                                    > one checksum a layer,
-    in the header
+    [checksum of the rest of the head, 32 hex digits][bytes of the JSON, 8 hex digits][JSON][layers]
 
-A layer is (2, G, T, D), or what the entry's codec made of it. Any safetensors reader can open the
-file; the `pad.*` tensors exist only because that format allows no gaps between tensors. Shared
-storage holds the same head and layers (`remote/values.py`). Every kind of damage raises
-`EntryDamagedError`; another format version raises `OtherVersionError`, which is not damage. The
-checksum (xxh3_128) detects damage, not forgery: the directory's owner can compute checksums too.
-Identity and token ids prove that a record is the entry asked for.
+The JSON names key, identity, tokens, shape and codec, and the checksum of every layer. So a read of
+one layer is verified without the others. A layer is (2, G, T, D), or what the entry's codec made of
+it. On shared storage the layers lie in several values (`cluster/values.py`).
+
+Damage of any kind raises `EntryDamagedError`. Another format version raises `OtherVersionError`,
+which is not damage. The checksum (xxh3_128) detects damage, not forgery: the directory's owner can
+compute checksums too. Identity and token ids prove that a record is the entry asked for.
 """
 
 import json
@@ -27,18 +24,18 @@ import xxhash
 from ragkv.errors import EntryDamagedError
 
 from .codecs import CODECS, Codec
-from .entry import FORMAT_VERSION, EntryInfo, EntryKey, Identity
+from .entry import FORMAT_VERSION, EncodedEntry, EntryInfo, EntryKey, Identity
 
 Bytes = bytes | bytearray | memoryview
 Digest = Callable[[Bytes], str]  # 32 hex digits
-ALIGNMENT = 4096  # In bytes: the header ends, and every layer begins, at a multiple of it.
+
 FORMAT_NAME = "ragkv-entry"
-# The checksum's place is fixed, so that it can be blanked.
-CHECKSUM_START = 8 + len('{"__metadata__":{"checksum":"')
-CHECKSUM_CHARS = 32  # A checksum has so many hex digits.
-BLANK = "0" * CHECKSUM_CHARS  # stands for the checksum while the head is hashed
-_HEAD_GUESS = 32768  # In bytes: one read of this size brings the whole head of most entries.
+CHECKSUM_CHARS = 32  # A checksum has so many hex digits; that of the head stands first.
+_JSON_START = CHECKSUM_CHARS + 8
+_HEAD_GUESS = 16384  # In bytes: one read of this size brings the whole head of most entries.
 _MAX_HEAD = 64 * 1024**2  # In bytes: a longer head counts as damage and is not allocated.
+# What reading values raises that are not those of a head.
+_NO_HEAD = (LookupError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 class OtherVersionError(EntryDamagedError):
@@ -56,13 +53,21 @@ class RecordHead:
 
     info: EntryInfo
     codec: Codec
-    layer_offsets: tuple[int, ...]  # bytes from the start of the file, multiples of `ALIGNMENT`
     layer_checksums: tuple[str, ...]  # hex, of the stored bytes
     layer_bytes: int  # stored bytes of one layer
-    file_bytes: int
+    head_bytes: int
     checksum: str  # of the head, and so of all that the entry holds
     layers_per_value: int  # on shared storage; 0 in a file
     digest: Digest  # that made the checksums
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the whole record."""
+        return self.layer_start(self.info.layers)
+
+    def layer_start(self, layer: int) -> int:
+        """Where a layer begins in a file."""
+        return self.head_bytes + layer * self.layer_bytes
 
     def check_layer(self, layer: int, stored: Bytes) -> None:
         """Raise `EntryDamagedError` unless the checksum of `stored` is the one that was written."""
@@ -70,23 +75,29 @@ class RecordHead:
             raise EntryDamagedError(self.info.key, f"checksum of layer {layer} does not match")
 
 
-def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous host tensor, in shared memory."""
-    view: memoryview = tensor.view(-1).view(torch.uint8).numpy().data
-    return view
-
-
-def read_fully(fd: int, into: memoryview, offset: int) -> int:
-    """Fill `into` from `offset` of `fd`; the number of bytes read, fewer at the end of the file.
-    Releases the GIL.
-    """
-    done = 0
-    while done < len(into):
-        got = os.preadv(fd, [into[done:]], offset + done)
-        if got == 0:
-            break
-        done += got
-    return done
+def record_of(
+    entry: EncodedEntry, digest: Digest = checksum, layers_per_value: int = 0
+) -> tuple[bytes, list[memoryview]]:
+    """The head of the record of `entry`, and its layers, which share the tensors' memory."""
+    info = entry.info
+    layers = [bytes_of(layer) for layer in entry.compact().layers]
+    facts = {
+        "format": FORMAT_NAME,
+        "version": FORMAT_VERSION,
+        "key": info.key.to_text(),
+        "identity": info.identity.to_json(),
+        "token_ids": info.token_ids,
+        "frequencies": info.frequencies,
+        "shape": (info.layers, info.kv_heads, info.head_dim),  # L, G, D
+        "group": info.group,
+        "index": info.index,
+        "codec": entry.codec.name,
+        "layer_checksums": list(map(digest, layers)),
+        "layers_per_value": layers_per_value,
+    }
+    text = json.dumps(facts, separators=(",", ":")).encode()
+    rest = b"%08x" % len(text) + text
+    return digest(rest).encode() + rest, layers
 
 
 def read_head(fd: int, key: EntryKey) -> RecordHead:
@@ -112,30 +123,18 @@ def parse_head(
     `first(n)` returns its first n bytes, or all if it has fewer.
     """
     try:
-        header_end, tensors, facts = _parse_header(first, start)
-        if facts["version"] != str(FORMAT_VERSION):
-            raise OtherVersionError(
-                key, f"format version {facts['version']}, this is {FORMAT_VERSION}"
-            )
-        if facts["codec"] not in CODECS:
-            raise OtherVersionError(key, f"codec {facts['codec']!r}, known are {', '.join(CODECS)}")
-        data_end = max(place["data_offsets"][1] for place in tensors.values())
-        head_end = header_end + tensors["layer.0000"]["data_offsets"][0]
-        if not header_end <= head_end <= _MAX_HEAD:
-            raise ValueError(f"a head of {head_end} bytes")
-        head = start[:head_end] if head_end <= len(start) else first(head_end)
-        _check_head(key, head, head_end, digest)
-        return _head(key, head, header_end, tensors, facts, header_end + data_end, digest)
+        size = _JSON_START + int(start[CHECKSUM_CHARS:_JSON_START], 16)
+        if not _JSON_START < size <= _MAX_HEAD:
+            raise ValueError(f"a head of {size} bytes")
+        head = start[:size] if size <= len(start) else first(size)
+        if len(head) != size:
+            raise EntryDamagedError(key, f"it ends after {len(head)} bytes, inside its head")
+        if digest(memoryview(head)[CHECKSUM_CHARS:]).encode() != head[:CHECKSUM_CHARS]:
+            raise EntryDamagedError(key, "checksum of its head does not match")
+        return _head(key, json.loads(head[_JSON_START:]), head, digest)
     except EntryDamagedError:
         raise
-    except (
-        LookupError,
-        ValueError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        RuntimeError,
-    ) as error:
+    except _NO_HEAD as error:
         raise EntryDamagedError(
             key, f"unreadable head ({type(error).__name__}: {error})"
         ) from error
@@ -147,50 +146,32 @@ def read_info(path: Path, key: EntryKey) -> EntryInfo:
         return read_head(file.fileno(), key).info
 
 
-def _parse_header(
-    first: Callable[[int], bytes], start: bytes
-) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """The header's end, its tensors and its metadata; nothing is verified yet."""
-    length = int.from_bytes(start[:8], "little")
-    if not 0 < length <= _MAX_HEAD or (8 + length) % ALIGNMENT:
-        raise ValueError(f"a header of {length} bytes")
-    text = start if 8 + length <= len(start) else first(8 + length)
-    tensors: dict[str, Any] = json.loads(text[8 : 8 + length])
-    facts: dict[str, str] = tensors.pop("__metadata__")
-    if facts["format"] != FORMAT_NAME:
-        raise ValueError(f"format {facts['format']!r}")
-    return 8 + length, tensors, facts
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous host tensor, in shared memory."""
+    view: memoryview = tensor.view(-1).view(torch.uint8).numpy().data
+    return view
 
 
-def _check_head(key: EntryKey, head: bytes, head_end: int, digest: Digest) -> None:
-    if len(head) != head_end:
-        raise EntryDamagedError(key, f"it ends after {len(head)} bytes, inside its head")
-    blank = bytearray(head)
-    blank[CHECKSUM_START : CHECKSUM_START + CHECKSUM_CHARS] = BLANK.encode()
-    if digest(bytes(blank)).encode() != head[CHECKSUM_START : CHECKSUM_START + CHECKSUM_CHARS]:
-        raise EntryDamagedError(key, "checksum of its head does not match")
-
-
-def _head(
-    key: EntryKey,
-    head: bytes,
-    start: int,
-    tensors: dict[str, Any],
-    facts: dict[str, str],
-    file_bytes: int,
-    digest: Digest,
-) -> RecordHead:
+def _head(key: EntryKey, facts: dict[str, Any], head: bytes, digest: Digest) -> RecordHead:
     """The head as values. Its checksum was verified before, so an error here was made when it was
     written.
 
     On shared storage without a secret a head may be forged: its numbers must agree, so that reading
     it neither allocates without bound nor fails a request.
     """
-    layers, kv_heads, tokens, head_dim = map(int, json.loads(facts["shape"]))
+    if facts["format"] != FORMAT_NAME:
+        raise ValueError(f"format {facts['format']!r}")
+    if facts["version"] != FORMAT_VERSION:
+        raise OtherVersionError(key, f"format version {facts['version']}, this is {FORMAT_VERSION}")
+    if facts["codec"] not in CODECS:
+        raise OtherVersionError(key, f"codec {facts['codec']!r}, known are {', '.join(CODECS)}")
+    if facts["key"] != key.to_text():
+        raise EntryDamagedError(key, f"it is of entry {facts['key'][:80]}")
+    layers, kv_heads, head_dim = map(int, facts["shape"])
     info = EntryInfo(
         key=key,
         identity=Identity.from_json(facts["identity"]),
-        token_ids=tuple(_tensor(head, start, tensors["token_ids"], torch.int64).tolist()),
+        token_ids=tuple(map(int, facts["token_ids"])),
         frequencies=str(facts["frequencies"]),
         layers=layers,
         kv_heads=kv_heads,
@@ -198,31 +179,17 @@ def _head(
         group=str(facts["group"]),
         index=int(facts["index"]),
     )
-    if facts["key"] != key.to_text() or info.tokens != tokens:
-        raise EntryDamagedError(key, f"it holds {info.tokens} tokens of entry {facts['key'][:80]}")
-    spans = [tensors[f"layer.{number:04d}"]["data_offsets"] for number in range(layers)]
-    codec = CODECS[facts["codec"]]
-    checksums = tuple(facts["layer_checksums"].split(","))
-    layer_bytes = codec.layout(info.shape, info.dtype).nbytes
+    checksums = tuple(map(str, facts["layer_checksums"]))
     if min(layers, kv_heads, head_dim) < 1 or len(checksums) != layers:
         raise ValueError(f"a shape of {facts['shape']} with {len(checksums)} checksums")
-    if any(end - begin != layer_bytes for begin, end in spans):
-        raise ValueError(f"its layers do not have {layer_bytes} bytes")
+    codec = CODECS[facts["codec"]]
     return RecordHead(
         info=info,
         codec=codec,
-        layer_offsets=tuple(start + span[0] for span in spans),
         layer_checksums=checksums,
-        layer_bytes=layer_bytes,
-        file_bytes=file_bytes,
-        checksum=facts["checksum"],
-        layers_per_value=int(facts.get("layers_per_value", "0")),
+        layer_bytes=codec.layout(info.shape, info.dtype).nbytes,
+        head_bytes=len(head),
+        checksum=head[:CHECKSUM_CHARS].decode(),
+        layers_per_value=int(facts["layers_per_value"]),
         digest=digest,
     )
-
-
-def _tensor(head: bytes, start: int, place: dict[str, Any], dtype: torch.dtype) -> torch.Tensor:
-    """A copy of a small 1-d tensor in the head."""
-    begin, end = place["data_offsets"]
-    data = bytearray(head[start + begin : start + end])
-    return torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)

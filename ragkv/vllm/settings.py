@@ -14,6 +14,7 @@ from ragkv.errors import ConfigError, UnsupportedModelError
 from ragkv.home import KnownHome
 from ragkv.model import Adapter
 from ragkv.runtime.setting_values import build, gather, overlay
+from ragkv.store import TierKind, kinds_of
 
 # `FAMILIES` are those whose tokens the tests compare.
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
@@ -68,8 +69,10 @@ class ConnectorSettings:
         store = config.store
         session = config.session
         if "read_only" not in values.get("store", {}):
-            remote = store.redis is not None or store.s3 is not None
-            alone = remote and store.directory is not None and not Path(store.directory).is_dir()
+            remote = set(kinds_of(store)) - {TierKind.MEMORY, TierKind.DISK}
+            alone = (
+                bool(remote) and store.directory is not None and not Path(store.directory).is_dir()
+            )
             store = replace(store, directory=None) if alone else replace(store, read_only=True)
         # vLLM plans the machine's memory
         packed_bytes = config.packed_bytes if "packed_bytes" in values else 0

@@ -70,7 +70,7 @@ def test_a_damaged_entry_is_counted_and_leads_to_advice(
     run: Run, documents: Path, tmp_path: Path
 ) -> None:
     assert run("ingest", documents).code == 0
-    damaged = next((tmp_path / "home/kv/entries").rglob("*.safetensors"))
+    damaged = next((tmp_path / "home/kv/entries").rglob("*.kv"))
     damaged.write_bytes(b"damaged" * 99)
     found = run("doctor", "--json").json
     assert found["home"]["unreadable"] == 1

@@ -4,9 +4,10 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
-from ragkv.cluster import RemoteTier, open_remote
+from ragkv.cluster import RemoteTier
 from ragkv.config import RedisConfig, S3Config, StoreConfig
 from ragkv.store import Store, Tier, TierKind, TierStats
+from ragkv.store.opening import open_tiers
 from tests.store.entries import IDENTITY, ids_of, make_entry, read_all, same
 
 from .servers import RedisServer, S3Server
@@ -32,14 +33,20 @@ def s3_config(server: S3Server, **changes: Any) -> S3Config:
     return S3Config(**{**where, "prefix": unique_prefix(), **changes})
 
 
+def remote_of(config: StoreConfig) -> RemoteTier:
+    """The remote tier that `config` describes, which has no other."""
+    (tier,) = open_tiers(replace(config, memory_bytes=0), False, 256)
+    assert isinstance(tier, RemoteTier)
+    return tier
+
+
 def remote_tier(server: RedisServer | S3Server, **changes: Any) -> RemoteTier:
     """A tier over `server`; `changes` are of its configuration."""
     if isinstance(server, RedisServer):
         config = StoreConfig(redis=redis_config(server, timeout_s=10.0, **changes))
     else:
         config = StoreConfig(s3=s3_config(server, **changes))
-    (tier,) = open_remote(config)
-    return tier
+    return remote_of(config)
 
 
 def redis_store(config: RedisConfig, **changes: Any) -> Store:
@@ -49,7 +56,7 @@ def redis_store(config: RedisConfig, **changes: Any) -> Store:
 
 def redis_tier_of(store: Store) -> RemoteTier:
     """The Redis tier of `store`."""
-    (tier,) = (tier for tier in store._tiers if tier.kind is TierKind.REDIS)
+    (tier,) = (tier for tier in store.tiers if tier.kind is TierKind.REDIS)
     assert isinstance(tier, RemoteTier)
     return tier
 
@@ -58,8 +65,8 @@ def counted(tier: Tier) -> TierStats:
     """The stats of a tier; what a remote one holds is counted here."""
     if not isinstance(tier, RemoteTier):
         return tier.stats()
-    keys = list(tier._connector.all_keys())
-    connector = tier._connector
+    keys = list(tier.connector.all_keys())
+    connector = tier.connector
     values = (connector.get(key, number) for key in keys for number in range(LAYER_GROUPS))
     used_bytes = sum(len(value) for value in values if value is not None)
     return replace(tier.stats(), entries=len(keys), used_bytes=used_bytes)

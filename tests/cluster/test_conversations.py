@@ -186,7 +186,7 @@ def test_documents_deleted_without_the_server_are_deleted_on_all_once_it_is_back
             here.delete([A])
         with replicas(tmp_path / "here", config, 1):
             own_redis.start()
-            (deleted, kept), disk = there.entries.keys([A, B]), there.store._tiers[1]
+            (deleted, kept), disk = there.entries.keys([A, B]), there.store.tiers[1]
             until(lambda: not disk.contains(deleted), 60)
             assert disk.contains(kept)
 

@@ -127,12 +127,12 @@ def test_a_server_killed_while_layers_are_read_fails_no_request(own_redis: Redis
 
 
 def test_chunks_that_load_slower_than_they_compute_are_computed_and_the_report_says_so(
-    redis_server: RedisServer,
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Network(redis_server, unique_prefix()) as network:
         network.engine.profiler.measure(quick=True)
         network.engine.prefill(Q, [A, B, C])  # no speed was measured before
-        network.engine.store._tiers[-1]._health.meter._s_per_byte = 1 / 20e3  # type: ignore[attr-defined]
+        monkeypatch.setattr(network.engine.store.tiers[-1], "speed", lambda: 20e3)
         for how in ({}, {"ratio": 0.3}):
             prefill = network.engine.prefill(Q, [A, B, C], **how)
             assert prefill.reuse.missed_chunks == 0

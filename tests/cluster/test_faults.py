@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ragkv.cluster import RemoteTier, open_remote
+from ragkv.cluster import RemoteTier
 from ragkv.config import RedisConfig, S3Config, StoreConfig
 from ragkv.errors import EntryDamagedError
 from ragkv.runtime import Closing
@@ -17,7 +17,7 @@ from tests.cluster.faulty_proxy import Proxy
 from tests.scheduling.helpers import until
 from tests.store.entries import IDENTITY, ids_of, make_entry, read_all, same
 
-from .helpers import counted, unique_prefix
+from .helpers import counted, remote_of, unique_prefix
 from .servers import LOOPBACK, RedisServer, S3Server
 
 pytestmark = pytest.mark.allow_hosts([LOOPBACK])
@@ -60,7 +60,7 @@ class ProxiedServer(Closing):
                 "endpoint": f"http://{LOOPBACK}:{port}",
             }
             config = StoreConfig(s3=S3Config(**where, **settings))
-        (tier,) = open_remote(config)
+        tier = remote_of(config)
         self._tiers.append(tier)
         return tier
 
@@ -100,7 +100,7 @@ def outcome(
 
 
 def is_available(tier: RemoteTier) -> bool:
-    return tier._health.available
+    return tier.health.available
 
 
 def test_refused_connections_are_misses_and_open_the_breaker(proxied: ProxiedServer) -> None:
@@ -116,7 +116,7 @@ def test_refused_connections_are_misses_and_open_the_breaker(proxied: ProxiedSer
     stats = tier.stats().remote
     assert stats is not None and stats.skipped > 0 and not stats.answers
     if isinstance(proxied.server, RedisServer):
-        held = tier._connector._client.connection_pool._available_connections  # type: ignore[attr-defined]
+        held = tier.connector.client.connection_pool._available_connections  # type: ignore[attr-defined]
         assert len(held) > 1 and not any(one.is_connected for one in held)
     proxied.proxy.refusing = False
     until(lambda: outcome(tier) is not None)  # it is called again
@@ -235,7 +235,7 @@ class TestRedis:
     def test_a_value_that_is_not_what_was_written_is_never_served_and_is_deleted(
         self, proxied: ProxiedServer, damage: str, layer_group: int
     ) -> None:
-        client = proxied.tier(through=False)._connector._client  # type: ignore[attr-defined]
+        client = proxied.tier(through=False).connector.client  # type: ignore[attr-defined]
         (name,) = client.keys(f"*{entry(1).info.key.to_text()}")
         client.hset(
             name, layer_group, DAMAGES[damage](client.hget(name, layer_group), client.hget(name, 1))
@@ -252,9 +252,9 @@ class TestRedis:
     ) -> None:
         tier = proxied.tier(through=False)
         key = entry(1).info.key
-        head = tier._find(key)
+        head = tier.find(key)
         for _ in range(2):
-            tier._reader.drop(key, EntryDamagedError(key, "a part is bad"), head)
+            tier.reader.drop(key, EntryDamagedError(key, "a part is bad"), head)
             tier.put(entry(1))
         assert outcome(tier) is not None
         assert tier.stats().damaged == 1
@@ -262,7 +262,7 @@ class TestRedis:
     def test_an_entry_without_a_layer_group_is_a_miss_and_can_be_written_again(
         self, proxied: ProxiedServer
     ) -> None:
-        client = proxied.tier(through=False)._connector._client  # type: ignore[attr-defined]
+        client = proxied.tier(through=False).connector.client  # type: ignore[attr-defined]
         tier = proxied.tier()
         (name,) = client.keys(f"*{entry(1).info.key.to_text()}")
         client.hdel(name, 3)

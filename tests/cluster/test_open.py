@@ -8,9 +8,10 @@ import sys
 import pytest
 
 from ragkv import EngineConfig, StoreConfig
-from ragkv.cluster import open_remote
 from ragkv.config import RedisConfig, S3Config
 from ragkv.errors import ConfigError, MissingExtraError
+
+from .helpers import remote_of
 
 REDIS_URL = "redis://127.0.0.1"
 OPEN = {"allow_no_secret": True}
@@ -82,7 +83,7 @@ def test_a_missing_library_is_reported_in_one_sentence_with_the_pip_line(
     monkeypatch.setitem(sys.modules, library, None)
     extra = {"redis": "redis", "obstore": "s3"}[library]
     with pytest.raises(MissingExtraError, match=rf'pip install "ragkv\[{extra}\]"'):
-        open_remote(config)
+        remote_of(config)
     assert importlib.util.find_spec(f"ragkv.cluster.{connector}") is not None
 
 
@@ -111,7 +112,7 @@ def test_a_secret_that_is_short_or_missing_is_refused(monkeypatch: pytest.Monkey
     config = StoreConfig(redis=RedisConfig(url=REDIS_URL, secret_variable="OUR_SECRET"))
     monkeypatch.delenv("OUR_SECRET", raising=False)
     with pytest.raises(ConfigError, match="OUR_SECRET"):
-        open_remote(config)
+        remote_of(config)
     monkeypatch.setenv("OUR_SECRET", "short")
     with pytest.raises(ConfigError, match="OUR_SECRET"):
-        open_remote(config)
+        remote_of(config)

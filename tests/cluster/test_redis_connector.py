@@ -23,9 +23,9 @@ def test_an_entry_whose_writer_was_killed_is_a_miss_and_expires(
     with redis_store(
         redis_config(redis_server, timeout_s=10.0, ttl_s=None, group_bytes=1)
     ) as store:
-        connector: Any = redis_tier_of(store)._connector
+        connector: Any = redis_tier_of(store).connector
         name = connector._name(make_entry(1).info.key)
-        client = connector._client
+        client = connector.client
         fail = raising(RemoteError("not now"))
         groups = iter([connector._call, fail])
         with monkeypatch.context() as patch, pytest.raises(RemoteError):
@@ -41,8 +41,8 @@ def test_an_entry_expires_when_unused_for_its_time_to_live_and_use_prolongs_it(
     redis_server: RedisServer,
 ) -> None:
     with redis_store(redis_config(redis_server, timeout_s=10.0, ttl_s=600.0)) as store:
-        connector: Any = redis_tier_of(store)._connector
-        client = connector._client
+        connector: Any = redis_tier_of(store).connector
+        client = connector.client
         names = [connector._name(make_entry(number).info.key) for number in (1, 2)]
         for number, name in enumerate(names, 1):
             store.put_durably(make_entry(number))

@@ -45,9 +45,9 @@ def test_a_value_written_without_the_secret_is_refused_though_its_checksums_are_
         store.put_durably(make_entry(1))
         forged = make_entry(1)
         forged.kv.zero_()
-        connector: Any = redis_tier_of(store)._connector
+        connector: Any = redis_tier_of(store).connector
         for layer_group, value in enumerate(
             values.pack(EncodedEntry.of(forged), 512 * 1024, checksum)
         ):
-            connector._client.hset(connector._name(forged.info.key), layer_group, value)
+            connector.client.hset(connector._name(forged.info.key), layer_group, value)
         assert hit(store, 1) is None

@@ -48,7 +48,7 @@ def shared(redis_server: RedisServer, s3_server: S3Server) -> dict[str, Any]:
 
 def holders(store: Store, number: int) -> set[TierKind]:
     key = make_entry(number).info.key
-    return {tier.kind for tier in store._tiers if tier.contains(key)}
+    return {tier.kind for tier in store.tiers if tier.contains(key)}
 
 
 def test_a_write_is_demoted_to_every_tier(shared: dict[str, Any], tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_deletion_reaches_every_tier_and_the_writes_that_are_queued(
         store.flush()
         assert holders(store, 1) == set()
         assert hit(store, 1) is None
-        assert [counted(tier).used_bytes for tier in store._tiers] == [0, 0, 0, 0]
+        assert [counted(tier).used_bytes for tier in store.tiers] == [0, 0, 0, 0]
 
 
 def test_an_entry_that_one_tier_lacks_is_copied_there_by_ensure_durable(
@@ -140,7 +140,7 @@ def test_an_entry_that_one_tier_lacks_is_copied_there_by_ensure_durable(
     with open_store(tmp_path, **shared) as store:
         store.put_durably(make_entry(1))
         for kind in (TierKind.REDIS, TierKind.S3):
-            next(tier for tier in store._tiers if tier.kind is kind).delete(make_entry(1).info.key)
+            next(tier for tier in store.tiers if tier.kind is kind).delete(make_entry(1).info.key)
         assert store.ensure_durable(IDENTITY, ids_of(1))
         assert holders(store, 1) == set(KINDS)
         assert not store.ensure_durable(IDENTITY, ids_of(2))
@@ -151,7 +151,7 @@ def test_an_entry_is_not_served_while_its_deletion_is_unconfirmed_though_the_rem
 ) -> None:
     with redis_store(redis_config(redis_server, timeout_s=10.0)) as store:
         store.put_durably(make_entry(1))
-        connector = redis_tier_of(store)._connector
+        connector = redis_tier_of(store).connector
         monkeypatch.setattr(connector, "delete", raising(RemoteError("not now")))
         assert not store.delete(make_entry(1).info.key)
         assert connector.exists(make_entry(1).info.key)
@@ -229,7 +229,7 @@ def test_a_remote_that_stalls_delays_neither_puts_nor_the_disk(behind: StoreBehi
         behind.store.put(make_entry(number))
     assert time.monotonic() - began < 1.5  # less than one timeout
     assert redis_tier_of(behind.store).lease(IDENTITY, ids_of(0)) is None  # it stalls
-    disk = behind.store._tiers[1]
+    disk = behind.store.tiers[1]
     until(lambda: all(disk.contains(make_entry(number).info.key) for number in range(1, 20)), 60.0)
     behind.proxy.stalled = False
 

@@ -10,8 +10,7 @@ from ragkv.cluster import values
 from ragkv.cluster.values import RemoteHead
 from ragkv.errors import EntryDamagedError
 from ragkv.store.entry import EncodedEntry
-from ragkv.store.record import checksum
-from ragkv.store.record_writing import Record
+from ragkv.store.record import checksum, record_of
 from tests.store.entries import make_entry
 
 
@@ -62,6 +61,6 @@ def test_equal_content_has_one_digest_and_other_content_another() -> None:
 
 def test_the_head_of_a_file_is_not_that_of_a_value() -> None:
     entry = make_entry(1)
-    head = Record.of(entry).head
+    head, _ = record_of(EncodedEntry.of(entry))
     with pytest.raises(EntryDamagedError, match="not that of a value"):
         values.parse_head(entry.info.key, head, lambda size: head[:size], checksum)

@@ -19,6 +19,7 @@ from ragkv.control.gate_result import GateResult, Point, Tolerance
 from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
 from ragkv.errors import ProfileError
 from ragkv.fusion import Passed
+from ragkv.store import Policy
 from tests import reference, tiny_models
 from tests.fixed import fixed
 
@@ -102,10 +103,10 @@ def test_slow_chunks_are_computed_without_counting_as_misses_or_being_stored_aga
     tmp_path: Path,
 ) -> None:
     with filed(tmp_path, disk_token_s=1.0) as made:
-        before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("entries/*/*")}
+        before = {path: path.stat().st_ino for path in tmp_path.glob("entries/*/*")}
         prefill = made.prefill(QUESTION, CHUNKS)
         made.flush()
-        assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("entries/*/*")} == before
+        assert {path: path.stat().st_ino for path in tmp_path.glob("entries/*/*")} == before
     reuse = prefill.reuse
     assert (reuse.missed_chunks, reuse.computed, reuse.exact) == (0, 168, 1)
     assert reuse.bytes_by_tier.get("disk", 0) == 0
@@ -260,8 +261,10 @@ def test_the_policies_threshold_is_what_the_profile_computes_within_the_target(
         with Engine(tiny_models.model("llama"), config=settings) as made:
             quick = dataclasses.replace(hand_made(made, 0.004), prefill=LengthFit(0.0, 0.025, 0.0))
             made.controller.apply_profile(quick)
-            told = made.conversations.block_writer._store._tiers
-            assert {tier._ledger.policy.settings.xi_blocks for tier in told} == {blocks}
+            told: list[Policy] = []
+            for tier in made.conversations.block_writer.store.tiers:
+                tier.tell(told.append)
+            assert {policy.settings.xi_blocks for policy in told} == {blocks}
     assert ("no block of 16 tokens" in caplog.text) == warned
 
 

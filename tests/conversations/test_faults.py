@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ class TestLostBlock:
             talk(engine)
         for path in tmp_path.glob("entries/*/*"):
             data = bytearray(path.read_bytes())
-            data[(len(data) - 1) // 4096 * 4096] ^= 1  # the start of the last layer
+            data[-1] ^= 1  # of the last layer
             path.write_bytes(data)
         with engine_at(tmp_path) as engine:
             session = engine.session("s")
@@ -87,26 +88,26 @@ class TestLostBlock:
     def test_a_block_may_turn_out_to_be_lost_in_the_middle_of_a_pass(
         self, tmp_path: Path, failure: Failure
     ) -> None:
-        with engine_at(tmp_path, memory_bytes=0) as engine:
+        failing = partial(FailingTier, layers=(), failure=failure)
+        with engine_at(tmp_path, memory_bytes=0, wrap=failing) as engine:
             session = talk(engine)
             engine.flush()
-            engine.store._tiers = (FailingTier(engine.store._tiers[0], {2}, failure),)
+            (disk,) = engine.store.tiers
+            disk.layers = {2}
             reuse = is_full_prefill(engine, session, 3, ratio=0.0).reuse
             assert reuse.exact == 1
             ask(engine, session, 3)
-            engine.store._tiers[0].layers = ()
+            disk.layers = ()
             is_full_prefill(engine, session, 4, ratio=0.0)
-            engine.store._tiers = (engine.store._tiers[0].tier,)
             assert pinned(engine) == 0
 
     def test_buffers_without_room_delay_the_turns_end_and_lose_nothing(
         self, tmp_path: Path
     ) -> None:
         no_room = dict(memory_bytes=0, write_buffer_bytes=0, session=dict(save_buffer_bytes=0))
-        with engine_at(tmp_path, **no_room) as engine:
+        slow = partial(ThrottledTier, bandwidth_bytes_per_s=1e5, writes=True)
+        with engine_at(tmp_path, wrap=slow, **no_room) as engine:
             session = engine.session("s")
-            (tier,) = engine.store._tiers
-            engine.store._tiers = (ThrottledTier(tier, 1e5, writes=True),)
             (note,) = engine.answer(
                 tiny_models.tokens(60), session=session, max_new_tokens=4
             ).reuse.notes
@@ -286,10 +287,10 @@ class TestEviction:
     ) -> None:
         """A memory tier of a few blocks gets new blocks while a throttled pass reads."""
         block = 8 * 4 * 2 * 2 * 16 * 4
-        with engine_at(None, memory_bytes=10 * block) as engine:
+        with engine_at(None, memory_bytes=10 * block, wrap=ThrottledTier) as engine:
             session = talk(engine)
-            (memory,) = engine.store._tiers
-            engine.store._tiers = (ThrottledTier(memory, 1e5),)
+            (memory,) = engine.store.tiers
+            memory.bandwidth_bytes_per_s = 1e5
             done = threading.Event()
 
             def push() -> None:
@@ -308,7 +309,6 @@ class TestEviction:
             finally:
                 done.set()
                 pusher.join()
-            engine.store._tiers = (memory,)
             assert memory.stats().evictions > 0
             assert memory.stats().used_bytes <= 10 * block
             assert pinned(engine) == 0
@@ -399,12 +399,13 @@ class TestSlowDisk:
         """While one turn is being written, four more turns are answered from blocks that wait to be
         written.
         """
-        with engine_at(tmp_path, memory_bytes=0) as engine:
+        with engine_at(tmp_path, memory_bytes=0, wrap=HeldWrites) as engine:
+            (held,) = engine.store.tiers
+            held.go.set()
             session = talk(engine, turns=1)
             engine.flush()
-            (disk,) = engine.store._tiers
-            held = HeldWrites(disk)
-            engine.store._tiers = (held,)
+            held.go.clear()
+            held.waiting.clear()
             talk(engine, turns=5)
             reuse = is_full_prefill(engine, session, 5, ratio=0.0).reuse
             assert held.waiting.is_set() and not held.too_long

@@ -62,7 +62,7 @@ def test_gc_deletes_entries_of_other_models_and_no_own_ones(tmp_path: Path) -> N
         assert engine.entries.gc() == 0
         assert engine.warm([A, C]).present == 2
         # ours, and our other tenant's
-        assert len(list(tmp_path.glob(f"entries/*/{'?' * 64}.safetensors"))) == 3
+        assert len(list(tmp_path.glob("entries/*/*.kv"))) == 3
 
 
 class TestTwoEnginesOnOneDirectory:

@@ -112,7 +112,7 @@ def test_a_chunk_that_is_computed_says_why_it_was_not_reused(tmp_path: Path) -> 
         assert whys(engine, reuse="fused") == [None] * 3
         assert ["full recompute" in str(why) for why in whys(engine, reuse="none")] == [True] * 3
         assert all("exact reuse" in str(why) for why in whys(engine, reuse="prefix"))
-        for path in tmp_path.rglob("*.safetensors"):
+        for path in tmp_path.rglob("*.kv"):
             data = bytearray(path.read_bytes())
             data[len(data) // 2] ^= 1
             path.write_bytes(data)

@@ -189,19 +189,18 @@ class TestQueue:
 
 def held(engine: Engine) -> dict[str, int]:
     """Everything that a request may hold."""
-    tiers = [getattr(tier, "_ledger", ()) for tier in engine.store._tiers]
     stats = engine.stats().queue
     return {
-        "pins": sum(slot.pins for ledger in tiers for slot in ledger),
+        "leases": sum(tier.leases for tier in engine.store.tiers),
         "waiting": stats.waiting,
         "admitted": stats.admitted,
-        "queued": len(engine.store._prefetcher._queue),
+        "announced": engine.store.stats().announced,
         "requests": int(engine.scheduler.busy),
         "computing": int(engine.model.turns.lock.held),
     }
 
 
-NOTHING = dict.fromkeys(("pins", "waiting", "admitted", "queued", "requests", "computing"), 0)
+NOTHING = dict.fromkeys(("leases", "waiting", "admitted", "announced", "requests", "computing"), 0)
 
 
 class Cancellation:
@@ -285,7 +284,7 @@ class TestCancellation:
                 engine.scheduler.admitted(PrefetchHint(), Work()),
                 lambda: engine.stats().queue.waiting == 1,
             ),
-            "for the compute lock": (engine.scheduler.turn(), lambda: held(engine)["pins"] >= 2),
+            "for the compute lock": (engine.scheduler.turn(), lambda: held(engine)["leases"] >= 2),
         }[where]
         with hold:
             thread = self.answer(engine, cancellation)

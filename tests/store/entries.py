@@ -8,6 +8,7 @@ import torch
 from ragkv.errors import EntryDamagedError
 from ragkv.store import Entry, EntryInfo, HintedEntry, Identity, Lease, PrefetchHint, Store, Tier
 from ragkv.store.entry import EncodedEntry, dtype_from_name
+from ragkv.store.record import record_of
 
 IDENTITY = Identity(
     weights="w0",
@@ -58,6 +59,12 @@ def as_stored(entry: Entry) -> Entry:
     encoded = EncodedEntry.of(entry)
     layers = [encoded.read_layer(layer) for layer in range(entry.info.layers)]
     return dataclasses.replace(entry, kv=torch.stack(layers))
+
+
+def stored_bytes(entry: Entry) -> bytes:
+    """The bytes of the entry's file."""
+    head, layers = record_of(EncodedEntry.of(entry))
+    return b"".join([head, *layers])
 
 
 def with_codec(codec: str, identity: Identity = IDENTITY) -> Identity:

@@ -8,14 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Container, Sequence
 from enum import Enum
+from math import inf
 from typing import Any
 
 import torch
 
+from ragkv.config import StoreConfig
 from ragkv.errors import EntryDamagedError
-from ragkv.runtime import Closing
-from ragkv.store import Entry, Identity, Lease, Tier
+from ragkv.store import Entry, Identity, Lease, Store, Tier
 from ragkv.store.entry import EncodedEntry
+from ragkv.store.opening import open_tiers
 
 
 class SharedBandwidth:
@@ -40,6 +42,13 @@ def sleep_until(due_at: float) -> None:
     time.sleep(max(0.0, due_at - time.monotonic()))
 
 
+def store_of(config: StoreConfig, wrap: Callable[[Tier], Any], block_tokens: int = 256) -> Store:
+    """The store of `config`, whose tiers `wrap` may put into others: `Engine(..., store=...)`."""
+    tiers = [wrap(tier) for tier in open_tiers(config, False, block_tokens)]
+    buffer_bytes = config.write_buffer_bytes
+    return Store(tiers, write_buffer_bytes=buffer_bytes, prefetch=config.prefetch)
+
+
 class WrappedTier:
     """A tier that passes every call on to another one; override `wrap` to change the leases it
     gives.
@@ -60,21 +69,34 @@ class WrappedTier:
         return None if lease is None else self.wrap(lease)
 
 
-class WrappedLease(Closing):
+class WrappedLease(Lease):
     """A lease that passes every call on to another one."""
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
+        self.info = lease.info
+        self.kind = lease.kind
+        self.in_place = lease.in_place
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.lease, name)
+    @property
+    def stored_bytes(self) -> int:
+        return self.lease.stored_bytes
 
-    def close(self) -> None:
+    def prefetch(self) -> None:
+        self.lease.prefetch()
+
+    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        return self.lease.read_layer(layer, out)
+
+    def read_encoded(self) -> EncodedEntry:
+        return self.lease.read_encoded()
+
+    def release(self) -> None:
         self.lease.close()
 
 
 class HeldWrites(WrappedTier):
-    """A tier whose writes wait for `go`."""
+    """A tier whose writes wait for `go`; it may be set at first, and cleared later."""
 
     def __init__(self, tier: Tier) -> None:
         super().__init__(tier)
@@ -90,10 +112,12 @@ class HeldWrites(WrappedTier):
 
 class ThrottledTier(WrappedTier):
     """A tier whose reads take their bytes over the bandwidth that all reads share; with `writes`
-    puts are as slow.
+    puts are as slow. Both may be changed at any time.
     """
 
-    def __init__(self, tier: Tier, bandwidth_bytes_per_s: float, *, writes: bool = False) -> None:
+    def __init__(
+        self, tier: Tier, bandwidth_bytes_per_s: float = inf, *, writes: bool = False
+    ) -> None:
         super().__init__(tier)
         self.bandwidth_bytes_per_s = bandwidth_bytes_per_s
         self.writes = writes

@@ -111,7 +111,7 @@ class AnyDiskTier(AnyTier):
         super().__init__()
 
     def open(self) -> Tier:
-        return DiskTier(self.place.name, 12 * 4096, LRU())  # entries have three to five pages
+        return DiskTier(self.place.name, 3 * 1200, LRU())  # entries have 800 to 1,200 bytes
 
     def recount(self) -> int:
         return sum(path.stat().st_size for path in Path(self.place.name).glob("entries/*/*"))

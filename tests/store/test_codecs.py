@@ -13,8 +13,7 @@ from ragkv.config import CODEC_NAMES, StoreConfig
 from ragkv.store import CODECS, Entry, Store
 from ragkv.store.codecs import RAW, Codec, Int8Codec
 from ragkv.store.entry import EncodedEntry
-from ragkv.store.record import OtherVersionError, read_head
-from ragkv.store.record_writing import Record
+from ragkv.store.record import OtherVersionError, read_head, record_of
 
 from .entries import IDENTITY, as_stored, make_entry, same, served, with_codec
 
@@ -200,7 +199,8 @@ def test_a_record_in_an_unknown_codec_counts_as_another_version(tmp_path: Path) 
         name = "later"
 
     encoded = EncodedEntry(entry.info, Later(), CODECS["int8"].encode(entry.kv[0]).repeat(2, 1))  # type: ignore[union-attr]
-    (tmp_path / "e").write_bytes(b"".join(bytes(piece) for piece in Record.of(encoded).pieces()))
+    head, layers = record_of(encoded)
+    (tmp_path / "e").write_bytes(b"".join([head, *layers]))
     with (
         (tmp_path / "e").open("rb") as file,
         pytest.raises(OtherVersionError, match="codec 'later'"),

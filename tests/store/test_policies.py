@@ -12,8 +12,7 @@ from ragkv.config import EngineConfig, StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.store import Policy, Store, make_policy
 from ragkv.store.policies import PolicySettings, TurnSize
-from ragkv.store.policies.conversation_model import RECENT_GAPS, ReturnGaps
-from ragkv.store.policies.groups import Departed
+from ragkv.store.policies.conversation_model import RECENT_GAPS, Departed, ReturnGaps
 
 NAMES = sorted(ALL_POLICIES)
 
@@ -51,7 +50,7 @@ class TestEveryPolicy:
     ) -> None:
         policy = make_any_policy(name, PolicySettings(xi_blocks=xi))
         held = dict[str, int]()
-        queue = list[str]()
+        queue = list[tuple[str, int]]()
         for now, (step, group, number) in enumerate(steps):
             if step == "serve":
                 policy.served(turn(group, float(now), number, number=1 + number % 3))
@@ -64,10 +63,10 @@ class TestEveryPolicy:
                 held[group] = min(held.get(group, 0), number)
                 policy.held(group, held[group], held[group], float(now))
             elif step == "queue":
-                policy.queued(group)
-                queue.append(group)
+                policy.queued(group, now)
+                queue.append((group, now))
             elif step == "start" and queue:
-                policy.left(queue.pop(0))
+                policy.left(*queue.pop(0))
             elif step == "evict":
                 cut = policy.victim(pinned, float(now))
                 there = {other for other, blocks in held.items() if blocks} - pinned
@@ -111,7 +110,7 @@ def test_a_store_converts_the_token_threshold_of_its_policies_to_blocks(
         given.append(settings)
         return make_policy(name, settings)
 
-    monkeypatch.setattr("ragkv.store.store.make_policy", make)
+    monkeypatch.setattr("ragkv.store.opening.make_policy", make)
     Store.open(
         StoreConfig(policy="t-lru", xi_tokens=1000, memory_bytes=10**6), block_tokens=64
     ).close()
@@ -159,7 +158,7 @@ class TestLearning:
     def test_departed_forgets_the_groups_that_left_first_beyond_its_bound(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("ragkv.store.policies.groups.MOST_DEPARTED", 3)
+        monkeypatch.setattr("ragkv.store.policies.conversation_model.MOST_DEPARTED", 3)
         forgotten: list[str] = []
         departed = Departed(forgotten.append)
         for group in "abcad":

@@ -15,12 +15,14 @@ from ragkv.config import StoreConfig
 from ragkv.store import (
     LRU,
     DiskTier,
+    EntryKey,
     HintedEntry,
     Lease,
     MemoryTier,
     Policy,
     PrefetchHint,
     Store,
+    TierKind,
     make_policy,
 )
 from ragkv.store.entry import EncodedEntry
@@ -84,7 +86,7 @@ class GatedStore:
 
     def pins(self) -> int:
         """Open leases."""
-        return sum(slot.pins for tier in (self.memory, self.files) for slot in tier._ledger)
+        return self.memory.leases + self.files.leases
 
 
 OpenStore = Callable[..., GatedStore]
@@ -109,11 +111,6 @@ def key(number: int) -> str:
     return make_entry(number).info.key
 
 
-def wait_until_idle(gated: GatedStore) -> None:
-    """Return when the prefetcher has read the present queue and runs no fetch."""
-    gated.store._prefetcher._worker.flush()
-
-
 def test_entries_that_fit_are_fetched_in_queue_order_and_the_next_one_when_space_is_free(
     open_store: OpenStore,
 ) -> None:
@@ -124,7 +121,7 @@ def test_entries_that_fit_are_fetched_in_queue_order_and_the_next_one_when_space
         gated.store.queued(waiting)
     gated.disk.go.set()
     until(lambda: gated.in_memory() == {4, 2, 0})
-    wait_until_idle(gated)
+    gated.store.flush()
     assert gated.disk.keys == [key(4), key(2), key(0)]
     gated.store.started(hints[0])
     gated.store.left(hints[0])
@@ -149,7 +146,7 @@ def test_an_entry_that_waits_to_be_written_is_fetched_from_the_write_buffer(
 
 def test_prefetching_can_be_switched_off(tmp_path: Path) -> None:
     with Store.open(StoreConfig(directory=str(tmp_path), prefetch=False)) as store:
-        store._tiers[1].put(make_entry(1))
+        store.tiers[1].put(make_entry(1))
         store.queued(hint_of(1))
         time.sleep(0.1)
         assert store.stats().tiers[0].entries == 0
@@ -166,7 +163,7 @@ def test_nothing_more_is_fetched_for_a_request_that_does_not_wait(
     until(lambda: gated.disk.reads == [(key(0), 0)])
     getattr(gated.store, how)(waiting)
     gated.disk.go.set()
-    wait_until_idle(gated)
+    gated.store.flush()
     assert gated.disk.keys == [key(0)]
     assert gated.pins() == 0
 
@@ -192,7 +189,7 @@ def test_an_entry_deleted_during_its_fetch_stays_deleted(open_store: OpenStore) 
     until(lambda: gated.disk.reads == [(key(0), 0)])
     assert gated.store.delete(make_entry(0).info.key)
     gated.disk.go.set()
-    wait_until_idle(gated)
+    gated.store.flush()
     assert gated.disk.reads == [(key(0), 0), (key(0), 1)]  # the open file is read to its end
     assert not gated.store.contains(key(0))
 
@@ -213,9 +210,9 @@ def test_an_entry_that_cannot_be_read_is_tried_once_and_the_others_are_fetched(
             store.queued(hint_of())
         time.sleep(0.05)
         assert caplog.text.count("could not be fetched ahead") == 1
-        assert [info.key for info in store._tiers[0].infos()] == [key(1)]
+        assert [info.key for info in store.tiers[0].infos()] == [key(1)]
         assert files.contains(key(0)) == (failure is Failure.BROKEN)
-        assert sum(slot.pins for slot in files._ledger) == 0
+        assert files.leases == 0
 
 
 def test_a_fetch_evicts_nothing_that_an_earlier_request_needs(open_store: OpenStore) -> None:
@@ -250,12 +247,12 @@ def test_entries_of_a_waiting_request_are_not_evicted_by_puts(open_store: OpenSt
 
 
 def lookahead(held: str, queued: str, **settings: int) -> Policy:
-    """The policy with a block of each group, and requests of groups in a queue."""
+    """The policy with a block of each group, and requests 0, 1, 2... of groups in a queue."""
     policy = make_policy("lookahead", PolicySettings(**settings))
     for group in held:
         policy.held(group, 1, 1, 0.0)
-    for group in queued:
-        policy.queued(group)
+    for request, group in enumerate(queued):
+        policy.queued(group, request)
     return policy
 
 
@@ -263,29 +260,83 @@ def test_lookahead_forgets_the_request_that_left_and_not_another_of_its_group() 
     policy = lookahead("ab", "aba")
     policy.left("a", 0)  # the other request of a is behind b
     assert policy.victim((), 1.0) == Cut("a", whole=True)
-    policy.queued("b")
-    policy.left("a", 0)
-    policy.left("a", 0)  # never joined: ignored
-    policy.left("b", 1)
+    policy.queued("b", 3)
+    policy.left("a", 2)
+    policy.left("a", 7)  # never joined: ignored
+    policy.left("b", 3)
     assert policy.victim({"a"}, 1.0) == Cut("b", whole=True)
 
 
 def test_lookahead_keeps_the_position_of_a_group_whose_later_request_left() -> None:
     policy = lookahead("ab", "aba")
-    policy.left("a", 1)  # a is still before b
+    policy.left("a", 2)  # a is still before b
     assert policy.victim((), 1.0) == Cut("b", whole=True)
 
 
 def test_lookahead_evicts_groups_behind_its_window() -> None:
     policy = lookahead("abc", "abc", window_groups=1)
-    policy.left("b")
-    policy.left("a")  # c moves into the window
+    policy.left("b", 1)
+    policy.left("a", 0)  # c moves into the window
     assert policy.victim((), 1.0) == Cut("b", whole=True)
     assert policy.victim({"a", "b"}, 1.0) == Cut("c", whole=True)
 
 
 def test_lookahead_counts_a_group_that_waits_twice_only_once() -> None:
     assert lookahead("abc", "aaabc", window_groups=2).victim((), 1.0) == Cut("c", whole=True)
+
+
+class Asked(set[str]):
+    """Pinned groups, and how often a policy asks whether one is among them."""
+
+    asked = 0
+
+    def __contains__(self, group: object) -> bool:
+        self.asked += 1
+        return super().__contains__(group)
+
+
+@pytest.mark.parametrize("length", [10, 1000])
+def test_lookahead_finds_its_victim_without_a_look_at_the_whole_queue(length: int) -> None:
+    """All that is held waits, and of every group two requests."""
+    policy = make_policy("lookahead")
+    groups = [f"g{number}" for number in range(length)]
+    for number, group in enumerate(groups):
+        policy.queued(group, number)
+        policy.queued(group, length + number)
+        policy.held(group, 1, 1, 0.0)
+    pinned = Asked(groups[-2:])
+    assert policy.victim(pinned, 1.0) == Cut(groups[-3], whole=True)
+    assert pinned.asked <= 4
+
+
+@pytest.mark.parametrize("length", [10, 200])
+def test_a_request_costs_the_prefetcher_a_look_at_each_of_its_entries(length: int) -> None:
+    """However many wait before and behind it, and whoever comes and goes."""
+
+    class Looked(WrappedTier):
+        looks = 0
+
+        def contains(self, key: EntryKey) -> bool:
+            self.looks += 1
+            return self.tier.contains(key)
+
+    memory = Looked(MemoryTier(3 * SIZE, make_policy("lookahead")))
+    files = MemoryTier(10**7, LRU())
+    files.kind = TierKind.DISK
+    with Store([memory, files], write_buffer_bytes=10**6) as store:
+        hints = [hint_of(number, length + number) for number in range(length)]
+        for number in range(2 * length):
+            files.put(make_entry(number))
+        for hint in hints:
+            store.queued(hint)
+        store.flush()
+        for hint in hints:
+            store.started(hint)
+            store.left(hint)
+            store.flush()
+        # one for each entry, and one more each time that the next entry has no room yet
+        assert memory.looks <= 2 * length + 4 * length
+        assert store.stats().announced == 0
 
 
 def test_many_threads_at_once_never_read_wrong_bytes_and_leave_no_pins(tmp_path: Path) -> None:
@@ -296,7 +347,7 @@ def test_many_threads_at_once_never_read_wrong_bytes_and_leave_no_pins(tmp_path:
         make_entry(number, group="s" if number < 4 else "", index=number % 4)
         for number in range(16)
     ]
-    files = DiskTier(tmp_path, 10 * 4 * 4096, make_policy("lookahead"))
+    files = DiskTier(tmp_path, 10 * 1024, make_policy("lookahead"))
     memory = MemoryTier(5 * SIZE, make_policy("lookahead"))
     served = [0]
 
@@ -328,8 +379,8 @@ def test_many_threads_at_once_never_read_wrong_bytes_and_leave_no_pins(tmp_path:
         together([partial(work, seed) for seed in range(32)], timeout_s=120.0)
         store.flush()
         assert served[0] > 200
-        assert len(store._prefetcher._queue) == 0
+        assert store.stats().announced == 0
         for tier in (memory, files):
             assert tier.stats().used_bytes <= tier.stats().capacity_bytes
             assert tier.stats().damaged == 0
-            assert sum(slot.pins for slot in tier._ledger) == 0
+            assert tier.leases == 0

@@ -52,7 +52,7 @@ def test_a_put_is_served_at_once_and_reaches_the_disk(store: Store, tmp_path: Pa
     store.flush()
     memory, disk = store.stats().tiers
     assert (memory.entries, disk.entries) == (1, 1)
-    assert len(list(tmp_path.glob("entries/*/*.safetensors"))) == 1
+    assert len(list(tmp_path.glob("entries/*/*.kv"))) == 1
 
 
 def test_every_entry_reaches_the_disk_even_if_memory_is_small(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_deletion_reaches_every_tier_and_the_write_buffer(
         store.flush()
         assert not served(store, number)
         assert not store.contains(make_entry(number).info.key)
-        assert len(list(tmp_path.glob("entries/*/*.safetensors"))) == 1
+        assert len(list(tmp_path.glob("entries/*/*.kv"))) == 1
         assert not store.delete(make_entry(number).info.key)
 
 

@@ -35,7 +35,7 @@ def test_three_processes_killed_at_random_leave_right_entries(
 
     children = [start(seed) for seed in range(3)]
     with Store.open(config_of(url, prefix)) as store:
-        until(lambda: counted(store._tiers[0]).used_bytes >= 10**6, every_s=0.05)
+        until(lambda: counted(store.tiers[0]).used_bytes >= 10**6, every_s=0.05)
     for kill in range(kills):
         time.sleep(0.5 * choose.random())
         victim = choose.randrange(3)
@@ -50,7 +50,7 @@ def test_three_processes_killed_at_random_leave_right_entries(
         child.join()
 
     with Store.open(config_of(url, prefix)) as store:
-        (tier,) = store._tiers
+        (tier,) = store.tiers
         assert isinstance(tier, RemoteTier)
         assert sum(served(store, entry_of(number)) for number in range(NUMBERS)) > 3
         for number in range(NUMBERS):  # an entry that was half written can be written again

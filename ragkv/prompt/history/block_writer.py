@@ -28,6 +28,7 @@ from ragkv.store import (
     Lease,
     MemoryLease,
     Store,
+    TierKind,
     TurnSize,
 )
 
@@ -63,7 +64,7 @@ class BlockWriter:
         closed with it.
         """
         self.base = base
-        self._store = store
+        self.store = store
         self._owns_store = owns_store
         self._worker: Background[Entry] = Background(capacity_bytes, "ragkv-saver")
 
@@ -81,17 +82,9 @@ class BlockWriter:
             buffer_bytes = default_buffer_bytes(adapter, settings.memory_bytes)
         if session.directory is None:
             return cls(store, base, buffer_bytes)
-        own = replace(
-            settings,
-            directory=session.directory,
-            read_only=False,
-            memory_bytes=0,
-            redis=None,
-            s3=None,
-        )
-        return cls(
-            Store.open(own, block_tokens=session.block_tokens), base, buffer_bytes, owns_store=True
-        )
+        own = replace(settings, directory=session.directory, read_only=False)
+        on_disk = Store.open(own, TierKind.DISK, block_tokens=session.block_tokens)
+        return cls(on_disk, base, buffer_bytes, owns_store=True)
 
     def aim(self, ttft_target_ms: float | None, block_tokens: int, profile: "Profile") -> None:
         """Give the policies the blocks that a turn may compute within its target, if any (T-LRU
@@ -104,7 +97,7 @@ class BlockWriter:
         if tokens < block_tokens:
             what = "Within %g ms no block of %d tokens is computed: policies work as LRU."
             log.warning(what, ttft_target_ms, block_tokens)
-        self._store.retarget(tokens // block_tokens)
+        self.store.retarget(tokens // block_tokens)
 
     def key(self, block: Block) -> EntryKey:
         """The key of a block's entry."""
@@ -119,7 +112,7 @@ class BlockWriter:
         entry = self._worker.entry(identity.key(block.token_ids))
         if entry is not None and entry.info.matches(identity, block.token_ids):
             return MemoryLease(entry)
-        return self._store.lease(identity, block.token_ids)
+        return self.store.lease(identity, block.token_ids)
 
     def save(self, block: Block, kv: torch.Tensor, group: str, wait_s: float) -> bool:
         """Store `kv` (L, 2, G, T, D), which nothing may change.
@@ -134,14 +127,14 @@ class BlockWriter:
             key, identity, block.token_ids, block.frequencies, *shape, group, block.index
         )
         entry = Entry(info, kv)
-        put = Job(lambda: self._store.put(entry, SAVE_WAIT_S), key, info.size_bytes, entry)
+        put = Job(lambda: self.store.put(entry, SAVE_WAIT_S), key, info.size_bytes, entry)
         return self._worker.submit(put, wait_s)
 
     def served(self, turn: TurnSize) -> None:
         """Tell the store's policies of a turn, before they see the blocks that are saved from now
         on.
         """
-        self._worker.submit(Job(lambda: self._store.served(turn)))
+        self._worker.submit(Job(lambda: self.store.served(turn)))
 
     def then(self, action: Callable[[], object]) -> bool:
         """Run `action` once everything saved so far is stored; `False` after `close`: then it is
@@ -153,7 +146,7 @@ class BlockWriter:
         """Delete a block from the buffer and from every tier before this returns."""
         self._worker.discard(key)
         try:
-            self._store.delete(key)
+            self.store.delete(key)
         except StoreReadOnlyError:
             pass  # a read-only store has the block in memory alone, and memory has deleted it
         except StoreError as error:
@@ -163,27 +156,27 @@ class BlockWriter:
         """The keys of all blocks that are stored here, also those of other models. Reads
         no file.
         """
-        return set(self._store.block_keys())
+        return set(self.store.block_keys())
 
     def own(self) -> set[EntryKey]:
         """The keys of the entries on this machine that are this model's and application's."""
         own = replace(self.base, context="")
         return {
-            info.key for info in self._store.sample() if replace(info.identity, context="") == own
+            info.key for info in self.store.sample() if replace(info.identity, context="") == own
         }
 
     def stored(self, key: EntryKey) -> bool:
         """Whether a block is in the buffer or in the store. Policies do not count this as a use."""
-        return self._worker.entry(key) is not None or self._store.contains(key)
+        return self._worker.entry(key) is not None or self.store.contains(key)
 
     def flush(self) -> None:
         """Return when everything saved so far is in the store."""
         self._worker.flush()
         if self._owns_store:
-            self._store.flush()
+            self.store.flush()
 
     def close(self) -> None:
         """Store what waits and stop. Twice is harmless."""
         self._worker.close()
         if self._owns_store:
-            self._store.close()
+            self.store.close()

@@ -9,7 +9,8 @@ import importlib
 
 from ragkv.errors import ConfigError
 
-from .base import NEVER, Cut, Item, NextRequest, Policy, PolicySettings, TurnSize
+from .base import Cut, Item, Policy
+from .inputs import NEVER, NextRequest, PolicySettings, TurnSize
 from .lru import LRU
 
 # The file and the class of each.

@@ -1,4 +1,5 @@
-"""What policies learn of how conversations go on: return gaps, and the rates and Q of the paper.
+"""What policies remember of conversations: which have left, return gaps, and the rates and Q of the
+paper.
 
 In the T-LRU paper's birth-death model a living conversation has turns at rate lambda and dies at
 rate mu. Then an observed return gap has mean 1 / (lambda + mu) and a turn has a successor with
@@ -6,12 +7,39 @@ probability lambda / (lambda + mu); both are read off the turns seen.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from .base import PolicySettings, TurnSize
+from .inputs import PolicySettings, TurnSize
 
+MOST_DEPARTED = 100_000  # So many groups that have left are remembered.
 RECENT_GAPS = 1024  # So many return gaps are remembered.
+
+
+class Departed:
+    """The last `MOST_DEPARTED` groups of which nothing is held; calls `forget` for those that left
+    earlier.
+
+    What a policy knows of a group outlives its blocks: a turn is reported before its blocks come,
+    and a refused block leaves its group empty, but the next block must still be judged by that
+    turn.
+    """
+
+    def __init__(self, forget: Callable[[str], None]) -> None:
+        self._forget = forget
+        self._groups: OrderedDict[str, None] = OrderedDict()
+
+    def add(self, group: str) -> None:
+        """Nothing of `group` is held now."""
+        self._groups[group] = None
+        self._groups.move_to_end(group)
+        if len(self._groups) > MOST_DEPARTED:
+            self._forget(self._groups.popitem(last=False)[0])
+
+    def discard(self, group: str) -> None:
+        """Something of `group` is held again."""
+        self._groups.pop(group, None)
 
 
 class ReturnGaps:

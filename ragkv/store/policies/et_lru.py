@@ -15,9 +15,10 @@ from collections.abc import Container
 from math import inf, log
 from typing import NamedTuple
 
-from .base import Cut, Policy, PolicySettings, TurnSize
-from .conversation_model import ModelLearner
-from .groups import Departed, Rank, Ranking
+from .base import Cut, Policy
+from .conversation_model import Departed, ModelLearner
+from .inputs import PolicySettings, TurnSize
+from .ranking import Rank, Ranking
 
 
 class _GroupState(NamedTuple):

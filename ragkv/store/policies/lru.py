@@ -2,10 +2,12 @@
 and the same with a look ahead into the scheduler's queue.
 """
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Container
 
-from .base import Cut, Policy, PolicySettings, TurnSize
+from .base import Cut, Policy
+from .inputs import PolicySettings, TurnSize
+from .ranking import Ranking
 
 
 class LRU(Policy):
@@ -58,29 +60,24 @@ class LookAhead(LRU):
         super().__init__(settings)
         # held and not exempt, the most recently used last
         self._outside: OrderedDict[str, int] = OrderedDict()
-        # exempt group -> numbers of its requests inside the window
-        self._positions: dict[str, deque[int]] = {}
-        # requests that wait behind the window, and their numbers
-        self._beyond: deque[tuple[str, int]] = deque()
-        self._joined = 0  # requests that ever joined the queue
+        # exempt group -> its requests inside the window, in the order in which they joined
+        self._inside: dict[str, OrderedDict[int, None]] = {}
+        self._last = Ranking()  # held and exempt, the one nearest the tail first
+        self._beyond: OrderedDict[tuple[str, int], None] = OrderedDict()  # behind the window
 
-    def queued(self, group: str) -> None:
-        self._beyond.append((group, self._joined))
-        self._joined += 1
+    def queued(self, group: str, request: int) -> None:
+        self._beyond[group, request] = None
         self._fill_window()
 
-    def left(self, group: str, position: int = 0) -> None:
-        inside = self._positions.get(group, deque())
-        if position < len(inside):
-            del inside[position]
-            if not inside:
-                del self._positions[group]
+    def left(self, group: str, request: int) -> None:
+        self._beyond.pop((group, request), None)
+        requests = self._inside.get(group)
+        if requests is not None and request in requests:
+            del requests[request]
+            if not requests:
+                del self._inside[group]
             self._place(group)
             self._fill_window()
-            return
-        behind = [request for request in self._beyond if request[0] == group]
-        if position - len(inside) < len(behind):
-            self._beyond.remove(behind[position - len(inside)])
 
     def used(self, group: str, now: float) -> None:
         super().used(group, now)
@@ -96,25 +93,31 @@ class LookAhead(LRU):
     def victim(self, pinned: Container[str], now: float) -> Cut | None:
         group = first_unpinned(self._outside, pinned)
         if group is None:
-            exempt = [one for one in self._positions if one in self._held and one not in pinned]
-            group = max(exempt, key=lambda one: self._positions[one][0], default=None)
+            last = self._last.first(pinned)
+            group = None if last is None else last[1]
         return None if group is None else Cut(group, whole=True)
 
     def _fill_window(self) -> None:
         window = (
             float("inf") if self.settings.window_groups is None else self.settings.window_groups
         )
-        while self._beyond and (
-            self._beyond[0][0] in self._positions or len(self._positions) < window
-        ):
-            group, number = self._beyond.popleft()
-            self._positions.setdefault(group, deque()).append(number)
+        while self._beyond:
+            group, request = next(iter(self._beyond))
+            if group not in self._inside and len(self._inside) >= window:
+                return
+            del self._beyond[group, request]
+            self._inside.setdefault(group, OrderedDict())[request] = None
             self._place(group)
 
     def _place(self, group: str) -> None:
-        """Let a held group outside the window count as used now. Those inside have no order here."""
+        """Rank a held group by its first request inside the window; outside it counts as used now."""
         self._outside.pop(group, None)
-        if group in self._held and group not in self._positions:
+        self._last.drop(group)
+        if group not in self._held:
+            return
+        if group in self._inside:
+            self._last.put(group, (-next(iter(self._inside[group])), 0))
+        else:
             self._outside[group] = 0
 
 

@@ -9,9 +9,9 @@ printed, the algorithm frees one block more (`>=`) and may cut below zero; we do
 from collections import OrderedDict
 from collections.abc import Container
 
-from .base import Cut, PolicySettings, TurnSize
-from .conversation_model import ReturnGaps
-from .groups import Departed
+from .base import Cut
+from .conversation_model import Departed, ReturnGaps
+from .inputs import PolicySettings, TurnSize
 from .lru import LRU, first_unpinned
 
 

@@ -4,7 +4,8 @@ rule.
 
 from collections.abc import Iterable
 
-from .base import Cut, PolicySettings, TurnSize
+from .base import Cut
+from .inputs import PolicySettings, TurnSize
 from .lru import LRU
 
 

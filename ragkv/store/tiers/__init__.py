@@ -2,11 +2,11 @@
 disk).
 """
 
-from .base import RemoteStats, Tier, TierStats
+from .base import Lease, StoredLease, Tier
 from .disk import DiskTier
-from .lease import Lease, MemoryLease, TierKind
-from .memory import MemoryTier
+from .memory import MemoryLease, MemoryTier
 from .read_only import ReadOnlyDiskTier
+from .stats import RemoteStats, TierKind, TierStats
 
 __all__ = [
     "DiskTier",
@@ -15,6 +15,7 @@ __all__ = [
     "MemoryTier",
     "ReadOnlyDiskTier",
     "RemoteStats",
+    "StoredLease",
     "Tier",
     "TierKind",
     "TierStats",

@@ -1,71 +1,130 @@
-"""The contract of a tier, a bounded place that holds entries, and what a tier says of itself.
+"""The contract of a tier, a bounded place that holds entries, and of a lease, by which an entry that
+was found there is read.
 
-All methods are thread-safe. See `lease.py` for how an entry is read.
+A lease of a tier of this machine pins its entry: while the lease is open, the entry is not evicted
+and its bytes are not reused. Identity, token ids and checksums are verified before a lease returns
+anything. If they are wrong, it raises `EntryDamagedError`, the tier drops the entry, and the caller
+treats it as a miss. All methods of both are thread-safe. Reads release the GIL.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+
+import torch
+
+from ragkv.errors import EntryDamagedError
+from ragkv.runtime import Closing
 
 from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
 from ..policies import Policy, TurnSize
-from .lease import Lease, TierKind
+from ..record import RecordHead
+from .stats import TierKind, TierStats
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteStats:
-    """Health of a remote tier."""
+class Lease(Closing):
+    """One entry held for reading. Use it as a context manager."""
 
-    answers: bool  # whether the last call was answered in time
-    away_s: float  # seconds since the start in which it did not answer
-    failures: int  # calls that ended in an error, timeouts included
-    skipped: int  # calls not made because the breaker was open
-    pending_deletions: int  # deletions that it has not confirmed yet
-
-
-@dataclass(frozen=True, slots=True)
-class TierStats:
-    """What a tier holds, and what happened since it was opened."""
-
+    info: EntryInfo
     kind: TierKind
-    entries: int | None
-    used_bytes: int | None
-    # these three are None of shared storage, which counts and bounds itself
-    capacity_bytes: int | None
-    hits: int
-    misses: int
-    evictions: int
-    damaged: int  # entries dropped because bytes, identity or checksum were wrong
-    read_bytes: int
-    written_bytes: int
-    remote: RemoteStats | None = None  # of a remote tier
+    # `read_layer` returns views of the tier's own storage and needs no `out`
+    in_place: bool = False
+    _heir: "Callable[[Lease], None] | None" = None
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of keys and values as they are stored, so the bytes of reading all layers once."""
+        return self.info.size_bytes
+
+    def prefetch(self) -> None:
+        """All layers will be read, in order: a remote tier begins to fetch them."""
+
+    @abstractmethod
+    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The layer slice (2, G, T, D) of `layer`, verified.
+
+        Returns either `out` (contiguous, same shape and dtype, filled) or a view of the tier's own
+        immutable storage: never write to the result. Raises `EntryDamagedError`; the tier has then
+        dropped the entry.
+        """
+
+    @abstractmethod
+    def read_encoded(self) -> EncodedEntry:
+        """A verified copy of the entry as it is stored. Raises as `read_layer` does."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Unpin the entry. Twice is harmless."""
+
+    def leave_to(self, heir: "Callable[[Lease], None]") -> None:
+        """When it is closed, give it to `heir` instead, who closes it again. Not after damage."""
+        self._heir = heir
+
+    def close(self) -> None:
+        """The reader needs it no more. Twice is harmless."""
+        heir = self._heir
+        self._heir = None
+        if heir is None:
+            self.release()
+        else:
+            heir(self)
 
 
-@dataclass(slots=True)
-class Counts:
-    """The counters of `TierStats`. Not thread-safe."""
+class StoredLease(Lease):
+    """What leases of disk and remote tiers share: layers that `_read` reads are decoded or copied."""
 
-    hits: int = 0
-    misses: int = 0
-    evictions: int = 0
-    damaged: int = 0
-    read_bytes: int = 0
-    written_bytes: int = 0
+    def __init__(self, head: RecordHead) -> None:
+        """`head` is that of the entry's record, verified."""
+        self.info = head.info
+        self._head = head
+
+    @property
+    def stored_bytes(self) -> int:
+        return self.info.layers * self._head.layer_bytes
+
+    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """See `Lease.read_layer`; without `out` the slice is a new host tensor."""
+        info = self.info
+        codec = self._head.codec
+        target = torch.empty(info.shape, dtype=info.dtype) if out is None else out
+        in_place = codec.in_place and target.is_contiguous()
+        layout = codec.layout(info.shape, info.dtype)
+        stored = target if in_place else torch.empty(layout.shape, dtype=layout.dtype)
+        try:
+            self._read(layer, stored)
+        except EntryDamagedError:
+            self._heir = None
+            raise
+        return codec.decode(stored, target)
+
+    def read_encoded(self) -> EncodedEntry:
+        info = self.info
+        codec = self._head.codec
+        layout = codec.layout(info.shape, info.dtype)
+        layers = torch.empty((info.layers, *layout.shape), dtype=layout.dtype)
+        for number, layer in enumerate(layers):
+            self._read(number, layer)
+        return EncodedEntry(info, codec, layers)
+
+    # an abandoned lease must not keep its pin, its descriptor or its part of a cache for ever
+    def __del__(self) -> None:
+        self.release()
+
+    @abstractmethod
+    def _read(self, layer: int, into: torch.Tensor) -> None:
+        """Fill the contiguous tensor `into` with the stored layer, verified and counted."""
 
 
 class Tier(ABC):
-    """A bounded place that holds entries."""
+    """A bounded place that holds entries. What is not abstract has a meaning for some tiers alone."""
 
     kind: TierKind
-    read_only: bool = False  # `put` and `delete`, and so `gc`, raise `StoreReadOnlyError`
+    read_only: bool = False  # `put` and `delete` raise `StoreReadOnlyError`
     # a call may take as long as its timeout; other processes write and delete there as well
     is_remote: bool = False
 
     @abstractmethod
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
-        """Pin and open the entry of these tokens under this identity, or `None`. Counts as
-        a use.
-        """
+        """Pin and open the entry of these tokens, or `None`. Counts as a use."""
 
     @abstractmethod
     def put(self, entry: Entry | EncodedEntry) -> bool:
@@ -75,14 +134,6 @@ class Tier(ABC):
         `False` if it was not stored: it is larger than the tier, everything is pinned, the policy
         did not admit it, or the write failed (logged). An entry that is here already is left
         unchanged and counts as stored.
-        """
-
-    def tell(self, action: Callable[[Policy], object]) -> None:  # noqa: B027
-        """Let `action` tell the eviction policy something, if the tier has one."""
-
-    def served(self, turn: TurnSize) -> None:  # noqa: B027
-        """Tell the policy that a conversation's turn was served, before the turn's blocks are put.
-        It may trim.
         """
 
     @abstractmethod
@@ -99,34 +150,7 @@ class Tier(ABC):
 
     @abstractmethod
     def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
-        """Every key held, in no particular order, with its `EntryInfo`, or `None` if this code
-        cannot read the entry.
-
-        Does not count as a use.
-        """
-
-    def block_keys(self) -> list[EntryKey]:
-        """The keys of the blocks of conversations that a tier of this machine holds and
-        may delete.
-        """
-        return []
-
-    def infos(self) -> Iterator[EntryInfo]:
-        """The readable entries of `scan`."""
-        return (info for _, info in self.scan() if info is not None)
-
-    def gc(self, keep: Callable[[Identity], bool]) -> int:
-        """Drop every entry whose identity `keep` refuses, or that this code cannot read; the bytes
-        freed, if known.
-        """
-        before = self.stats().used_bytes or 0
-        for key in self.refused(keep):
-            self.delete(key)
-        return before - (self.stats().used_bytes or 0)
-
-    def refused(self, keep: Callable[[Identity], bool]) -> list[EntryKey]:
-        """The keys that `gc` would drop."""
-        return [key for key, info in self.scan() if info is None or not keep(info.identity)]
+        """Every key held, with its `EntryInfo`, or `None` if this code cannot read it. Not a use."""
 
     @abstractmethod
     def stats(self) -> TierStats:
@@ -135,3 +159,41 @@ class Tier(ABC):
     @abstractmethod
     def close(self) -> None:
         """Flush and release. Twice is harmless."""
+
+    def infos(self) -> Iterator[EntryInfo]:
+        """The readable entries of `scan`."""
+        return (info for _, info in self.scan() if info is not None)
+
+    def tell(self, action: Callable[[Policy], object]) -> None:  # noqa: B027
+        """Let `action` tell the eviction policy something, if the tier has one."""
+
+    def served(self, turn: TurnSize) -> None:  # noqa: B027
+        """A conversation's turn was served, and its blocks come now. The policy may trim."""
+
+    def block_keys(self) -> list[EntryKey]:
+        """The keys of the blocks of conversations that a tier of this machine may delete."""
+        return []
+
+    def leave(self, size_bytes: int) -> None:  # noqa: B027
+        """Leave so much of the capacity to what lies next to the entries."""
+
+    def give_way(self) -> int:
+        """Evict some entries, because the disk is full; returns the bytes that this freed."""
+        return 0
+
+    def look_up_ahead(self, keys: Sequence[EntryKey]) -> None:  # noqa: B027
+        """Begin to look up these keys, which will be leased soon, if that takes a server's time."""
+
+    @property
+    def leases(self) -> int:
+        """Open leases, whose entries a tier of this machine does not evict."""
+        return 0
+
+    @property
+    def answers(self) -> bool:
+        """Whether it answered the last call in time."""
+        return True
+
+    def speed(self) -> float | None:
+        """The recent speed of reads from a remote tier, bytes a second; `None` if not measured."""
+        return None

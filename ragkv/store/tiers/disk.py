@@ -1,40 +1,123 @@
-"""The disk tier: one safetensors file an entry, with one writing process and any number of reading
-processes.
+"""The disk tier: one file an entry, with one writing process and any number of reading processes
+(`read_only.py`). The files alone say what is stored (`entry_files.py`).
 
 A put takes these steps: evict, write and sync the bytes under a temporary name, rename, sync the
-directory, add the entry to the ledger and the index. A kill between two steps leaves either nothing
-visible or a complete entry. The capacity counts the bytes of the files; the index comes on top
-(about 200 bytes an entry).
-
-The identity is checked when a file is opened, and a checksum with every layer that is read. A file
-that is unlinked meanwhile stays readable until its lease is closed. `read_only.py` is the tier of
-the processes that only read.
+directory, add the entry to the ledger. A kill between two steps leaves either nothing visible or a
+complete entry. A deletion syncs the directory too. The identity is checked when a file is opened,
+and a checksum with every layer that is read; what is damaged is found then, and dropped. A file
+that is unlinked meanwhile stays readable until its lease is closed.
 """
 
+import contextlib
+import errno
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from ragkv.errors import EntryDamagedError, StoreError
+from ragkv.runtime import make_private_folder, replace_file, sync
 
 from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
-from ..index import DiskIndex, Row
 from ..policies import Item, Policy, TurnSize
-from ..record import OtherVersionError, read_info
-from ..record_writing import Record
-from .directory import EntryDirectory
-from .lease import Lease, TierKind, entry_file, open_lease
+from ..record import OtherVersionError, RecordHead, bytes_of, read_head, read_info, record_of
+from .base import Lease, StoredLease
+from .entry_files import file_of, listed, open_for_writing
 from .ledger import LocalTier, Slot
+from .stats import TierKind
 
 log = logging.getLogger(__name__)
 
 SMALL_BYTES = 16 << 20  # Fewer bytes of entries give way as a whole.
 
 
-class DiskTier(LocalTier[None]):
+def open_lease(
+    path: Path,
+    identity: Identity,
+    token_ids: Sequence[int],
+    *,
+    on_read: Callable[[int], None],
+    on_damage: Callable[[EntryDamagedError], None],
+    on_release: Callable[[], None] = lambda: None,
+) -> "DiskLease | None":
+    """A lease on the entry of these tokens in `path`; `None` if it is damaged or cannot be opened.
+
+    `on_release` is called only if a lease is returned. Raises `FileNotFoundError`.
+    """
+    key = identity.key(token_ids)
+    try:
+        file = _OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        head = read_head(file.fd, key)
+        head.info.check(identity, token_ids)
+        return DiskLease(head, file, on_read, on_damage, on_release)
+    except FileNotFoundError:
+        raise
+    except EntryDamagedError as error:
+        on_damage(error)
+    except OSError as error:
+        if error.errno == errno.EIO:
+            on_damage(EntryDamagedError(key, f"its file cannot be read ({error})"))
+        else:  # too many open files, for example: the entry itself is sound
+            log.warning("Entry %s cannot be opened: %s. It counts as a miss.", key, error)
+    return None
+
+
+class DiskLease(StoredLease):
+    """An open entry file. Many threads may call `read_layer` at once, also while another calls
+    `close`.
+    """
+
+    kind = TierKind.DISK
+
+    def __init__(
+        self,
+        head: RecordHead,
+        file: "_OpenFile",
+        on_read: Callable[[int], None],
+        on_damage: Callable[[EntryDamagedError], None],
+        on_release: Callable[[], None],
+    ) -> None:
+        super().__init__(head)
+        self._file: _OpenFile | None = file
+        self._on_read = on_read
+        self._on_damage = on_damage
+        self._on_release = on_release
+        self._lock = threading.Lock()
+
+    def release(self) -> None:
+        """See `Lease.release`. A read under way keeps the descriptor open until it ends."""
+        with self._lock:
+            file = self._file
+            self._file = None
+        if file is not None:
+            self._on_release()
+
+    def _read(self, layer: int, into: torch.Tensor) -> None:
+        key = self.info.key
+        file = self._file
+        if file is None:
+            raise StoreError(f"The lease of entry {key} is closed; read before closing it.")
+        stored = bytes_of(into)
+        try:
+            try:
+                size = _read_fully(file.fd, stored, self._head.layer_start(layer))
+            except OSError as error:
+                raise EntryDamagedError(key, f"layer {layer} cannot be read ({error})") from error
+            if size < len(stored):
+                raise EntryDamagedError(key, f"the file ends inside layer {layer}")
+            self._head.check_layer(layer, stored)
+        except EntryDamagedError as error:
+            self._on_damage(error)
+            raise
+        self._on_read(len(stored))
+
+
+class DiskTier(LocalTier[Path]):
     """Entries on disk, written by this process alone."""
 
     kind = TierKind.DISK
@@ -46,7 +129,7 @@ class DiskTier(LocalTier[None]):
         policy: Policy,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Open `directory`, making it if needed.
+        """Open `directory`, making it if needed. The capacity counts the bytes of the files.
 
         Raises `StoreLockedError` if another process writes there, `StoreError` if it cannot be
         written.
@@ -57,36 +140,52 @@ class DiskTier(LocalTier[None]):
         self._write_lock = threading.Lock()
         self._write_failed = False
         self._closed = False
-        self._directory = EntryDirectory(directory)
-        self._directory.open_for_writing()
+        self._root = Path(directory)
+        self._drafts = self._root / "tmp"
+        self._writer = open_for_writing(self._root, self._drafts)
         try:
-            self._index = DiskIndex(self._directory.index)
-            self._adopt_files()
+            files = sorted(listed(self._root), key=lambda file: file.used)
         except OSError as error:
-            self._directory.release()
+            self._writer.release()
             raise StoreError(
                 f"Cannot read the store directory {directory}: {error}. Check the disk."
             ) from error
+        for file in files:
+            if self._ledger.make_space(file.item, file.used):
+                self._ledger.add(file.item, file.path, file.used)
+            else:  # larger than the whole capacity, which may be a smaller setting now
+                _unlink(file.path)
 
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
         key = identity.key(token_ids)
         with self._lock:
-            slot = self._ledger.get(key)
-            if slot is None or self._closed:
+            slot = None if self._closed else self._ledger.get(key)
+            if slot is None:
                 self._counts.misses += 1
                 return None
             self._ledger.pin(slot)
-        lease = self._open(slot, identity, token_ids)
+        lease = None
+        try:
+            lease = open_lease(
+                slot.payload,
+                identity,
+                token_ids,
+                on_read=self._count_read,
+                on_damage=partial(self._drop, slot),
+                on_release=partial(self._unpin, slot),
+            )
+        except FileNotFoundError as error:
+            self._drop(slot, EntryDamagedError(key, f"its file is gone ({error})"))
+        now = self._clock()
         with self._lock:
+            self._counts.hits += lease is not None
+            self._counts.misses += lease is None
             if lease is None:
                 self._ledger.unpin(slot)
-                self._counts.misses += 1
-                return None
-            now = self._clock()
-            self._counts.hits += 1
-            if self._ledger.get(key) is slot:
+            elif self._ledger.get(key) is slot:
                 self._ledger.used(slot, now)
-                self._index.record(key, _row(slot.item, now))
+        if lease is not None:
+            _set_used(slot.payload, now)
         return lease
 
     def put(self, entry: Entry | EncodedEntry) -> bool:
@@ -97,22 +196,25 @@ class DiskTier(LocalTier[None]):
             encoded = EncodedEntry.of(entry)
             if encoded.size_bytes > self._ledger.capacity_bytes:
                 return False
-            record = Record.of(encoded)
-            item = Item(key, record.file_bytes, entry.info.group, entry.info.index)
+            head, layers = record_of(encoded)
+            size = len(head) + encoded.size_bytes
+            item = Item(key, size, entry.info.group, entry.info.index)
             with self._lock:
                 if self._closed or not self._ledger.make_space(item, self._clock()):
                     return False
-            return self._write(item, record)
+            return self._write(item, head, *layers)
+
+    def served(self, turn: TurnSize) -> None:
+        with self._write_lock:  # not between making space and writing
+            super().served(turn)
 
     def leave(self, size_bytes: int) -> None:
-        """Leave so much of the capacity to what is stored elsewhere, and evict what has no room any
-        more.
-        """
+        """See `Tier.leave`; what has no room any more is evicted."""
         with self._write_lock, self._lock:
             self._ledger.resize(max(0, self._capacity_bytes - size_bytes), self._clock())
 
     def give_way(self) -> int:
-        """Evict half of the entries, because the disk is full; returns the bytes that this freed."""
+        """See `Tier.give_way`: half of the entries."""
         with self._write_lock, self._lock:
             before = self._ledger.used_bytes
             capacity_bytes = self._ledger.capacity_bytes
@@ -120,25 +222,22 @@ class DiskTier(LocalTier[None]):
             self._ledger.capacity_bytes = capacity_bytes
             return before - self._ledger.used_bytes
 
-    def served(self, turn: TurnSize) -> None:
-        with self._write_lock:  # not between making space and writing
-            super().served(turn)
-
     def delete(self, key: EntryKey) -> bool:
         """See `Tier.delete`; a power cut does not undo it. Raises `StoreError` if the file cannot
         be removed.
         """
         with self._lock:
-            if key not in self._ledger:
+            slot = self._ledger.get(key)
+            if slot is None:
                 return False
             try:
-                self._directory.remove(key, durably=True)
+                slot.payload.unlink(missing_ok=True)
+                sync(slot.payload.parent)
             except OSError as error:
                 raise StoreError(
                     f"Entry {key} could not be deleted from disk: {error}. It is still there."
                 ) from error
             self._ledger.remove(key)
-            self._index.record(key, None)
         return True
 
     def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
@@ -148,9 +247,9 @@ class DiskTier(LocalTier[None]):
             key = slot.item.key
             info = None
             try:
-                info = read_info(entry_file(self._directory.root, key), key)
+                info = read_info(slot.payload, key)
             except OtherVersionError:
-                pass
+                pass  # it takes space, and `gc` removes it
             except EntryDamagedError as error:
                 self._drop(slot, error)
             except OSError as error:
@@ -159,113 +258,80 @@ class DiskTier(LocalTier[None]):
 
     def close(self) -> None:
         with self._write_lock, self._lock:  # after a running put
-            if self._closed:
-                return
             self._closed = True
-        self._index.close()
-        self._directory.release()
+            self._writer.release()
 
-    def _adopt_files(self) -> None:
-        """Add the files on disk to the ledger, least recently used first; drop those that cannot be
-        entries.
-        """
-        files = dict(self._directory.scan())
-        rows = self._index.rows
-        for key in rows.keys() - files.keys():
-            self._index.record(key, None)
-        adopted = [
-            (rows.get(key) or self._orphan(key, size), key, size) for key, size in files.items()
-        ]
-        found = [
-            (row, Item(key, size, row.group, row.index))
-            for row, key, size in adopted
-            if row is not None
-        ]
-        for row, item in sorted(found, key=lambda pair: pair[0].used):
-            if self._ledger.make_space(item, row.used):
-                self._ledger.add(item, None, row.used)
-            else:
-                # larger than the whole capacity, which may be a smaller setting now
-                self._unlink(item.key)
-
-    def _orphan(self, key: EntryKey, size: int) -> Row | None:
-        """A row for a file that the index does not know; `None` if the file is no entry and was
-        removed.
-        """
-        path = entry_file(self._directory.root, key)
+    def _write(self, item: Item, *pieces: bytes | memoryview) -> bool:
+        path = file_of(self._root, item)
+        now = self._clock()
         try:
-            info = read_info(path, key)
-            row = Row(size, path.stat().st_mtime, info.group, info.index)
-        except OtherVersionError:
-            row = Row(size, 0.0)  # it takes space, is evicted first, and `gc` removes it
-        except (EntryDamagedError, OSError) as error:
-            log.warning("An orphan in the store was removed: %s", error)
-            self._counts.damaged += 1
-            self._unlink(key)
-            return None
-        self._index.record(key, row)
-        return row
-
-    def _open(self, slot: Slot[None], identity: Identity, token_ids: Sequence[int]) -> Lease | None:
-        damaged = partial(self._drop, slot)
-        try:
-            return open_lease(
-                self._directory.root,
-                identity,
-                token_ids,
-                on_read=self._count_read,
-                on_damage=damaged,
-                on_close=partial(self._unpin, slot),
-            )
-        except FileNotFoundError as error:
-            damaged(EntryDamagedError(slot.item.key, f"its file is gone ({error})"))
-            return None
-
-    def _write(self, item: Item, record: Record) -> bool:
-        try:
-            self._directory.write(item.key, record.pieces())
+            if not path.parent.is_dir():
+                make_private_folder(path.parent)
+                sync(path.parent.parent)
+            replace_file(path, *pieces, drafts=self._drafts)
         except OSError as error:
             if not self._write_failed:  # log it once: on a full disk every entry fails
                 log.warning(
-                    "Entries cannot be written to %s: %s. Going on without.",
-                    self._directory.root,
-                    error,
+                    "Entries cannot be written to %s: %s. Going on without.", self._root, error
                 )
             self._write_failed = True
             with self._lock:
-                self._ledger.cancel(item, self._clock())
+                self._ledger.cancel(item, now)
             return False
-        now = self._clock()
+        _set_used(path, now)
         with self._lock:
             self._write_failed = False
-            self._ledger.add(item, None, now)
+            self._ledger.add(item, path, now)
             self._counts.written_bytes += item.size
-            self._index.record(item.key, _row(item, now))
         return True
 
-    def _drop(self, slot: Slot[None], why: EntryDamagedError) -> None:
+    def _drop(self, slot: Slot[Path], why: EntryDamagedError) -> None:
         with self._lock:
             if self._ledger.get(slot.item.key) is not slot:
                 return  # it was deleted, evicted or dropped meanwhile
             log.warning("%s", why)
             self._counts.damaged += 1
             self._ledger.remove(slot.item.key)
-            self._unlink(slot.item.key)
+            _unlink(slot.payload)
 
-    def _evict(self, slot: Slot[None]) -> None:
+    def _evict(self, slot: Slot[Path]) -> None:
         super()._evict(slot)
-        self._unlink(slot.item.key)
-
-    def _unlink(self, key: EntryKey) -> None:
-        """Remove the file, then its row: a file without a row is examined at the next open, so it
-        is not lost.
-        """
-        try:
-            self._directory.remove(key)
-        except OSError as error:
-            log.warning("Entry %s cannot be removed from disk: %s", key, error)
-        self._index.record(key, None)
+        _unlink(slot.payload)
 
 
-def _row(item: Item, now: float) -> Row:
-    return Row(item.size, now, item.group, item.index)
+class _OpenFile:
+    """An open file. Its descriptor is closed with the last reference, so never under a read of
+    another thread.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+def _read_fully(fd: int, into: memoryview, offset: int) -> int:
+    """Fill `into` from `offset` of `fd`; the number of bytes read, fewer at the end of the file.
+    Releases the GIL.
+    """
+    done = 0
+    while done < len(into):
+        got = os.preadv(fd, [into[done:]], offset + done)
+        if got == 0:
+            break
+        done += got
+    return done
+
+
+def _set_used(path: Path, now: float) -> None:
+    """Note the last use of a file. A loss changes only what is evicted first after a restart."""
+    with contextlib.suppress(OSError):
+        os.utime(path, (now, now))
+
+
+def _unlink(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("Entry %s cannot be removed from disk: %s", path.name, error)

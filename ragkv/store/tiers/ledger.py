@@ -13,7 +13,8 @@ from typing import Generic, TypeVar
 
 from ..entry import EntryKey
 from ..policies import Cut, Item, Policy, TurnSize
-from .base import Counts, Tier, TierStats
+from .base import Tier
+from .stats import Counts, TierStats
 
 P = TypeVar("P")
 
@@ -24,7 +25,6 @@ class Slot(Generic[P]):
 
     item: Item
     payload: P  # what the tier needs to serve it
-    group: str  # the item's, see `group_of`
     pins: int = 0  # open leases
 
 
@@ -75,7 +75,7 @@ class Ledger(Generic[P]):
 
     def used(self, slot: Slot[P], now: float) -> None:
         """Tell the policy that a held slot was leased."""
-        self.policy.used(slot.group, now)
+        self.policy.used(slot.item.unit, now)
 
     def make_space(self, item: Item, now: float) -> bool:
         """Evict until `item` fits, and announce it to the policy; `add` or `cancel` must follow.
@@ -83,7 +83,7 @@ class Ledger(Generic[P]):
         `False` if `item` cannot fit, and then nothing was evicted, or if the
         policy prefers to lose `item` over what is held.
         """
-        name = group_of(item)
+        name = item.unit
         group = self._groups.get(name) or Group()
         if item.size > self.capacity_bytes - self._pinned_bytes:
             return False
@@ -104,18 +104,20 @@ class Ledger(Generic[P]):
     def add(self, item: Item, payload: P, now: float) -> None:
         """Add an item after `make_space` made space for it."""
         assert item.key not in self._slots
-        slot = self._slots[item.key] = Slot(item, payload, group_of(item))
-        group = self._groups.setdefault(slot.group, Group())
+        slot = self._slots[item.key] = Slot(item, payload)
+        group = self._groups.setdefault(slot.item.unit, Group())
         insort(group.slots, slot, key=lambda other: other.item.index)
         group.size += item.size
         if group.pins:
             self._pinned_bytes += item.size
         self.used_bytes += item.size
-        self._report(slot.group, group, now)  # again: the group may have changed since `make_space`
+        self._report(
+            slot.item.unit, group, now
+        )  # again: the group may have changed since `make_space`
 
     def cancel(self, item: Item, now: float) -> None:
         """Tell the policy that an announced item will not be added."""
-        name = group_of(item)
+        name = item.unit
         self._report(name, self._groups.get(name) or Group(), now)
 
     def remove(self, key: EntryKey, now: float = 0.0) -> Slot[P] | None:
@@ -123,22 +125,22 @@ class Ledger(Generic[P]):
         slot = self._slots.pop(key, None)
         if slot is None:
             return None
-        group = self._groups[slot.group]
+        group = self._groups[slot.item.unit]
         group.slots.remove(slot)
         group.size -= slot.item.size
         self.used_bytes -= slot.item.size
         if group.pins:
             self._pinned_bytes -= slot.item.size
-            self._unpin_group(slot.group, slot.pins)
+            self._unpin_group(slot.item.unit, slot.pins)
         if not group.slots:
-            del self._groups[slot.group]
-        self._report(slot.group, group, now)
+            del self._groups[slot.item.unit]
+        self._report(slot.item.unit, group, now)
         return slot
 
     def pin(self, slot: Slot[P]) -> None:
         """Count a lease: nothing of the slot's group is evicted until `unpin`."""
         slot.pins += 1
-        name = slot.group
+        name = slot.item.unit
         group = self._groups[name]
         group.pins += 1
         if group.pins == 1:
@@ -149,7 +151,7 @@ class Ledger(Generic[P]):
         """Count a closed lease. Harmless for a slot that was removed meanwhile."""
         slot.pins -= 1
         if self._slots.get(slot.item.key) is slot:
-            self._unpin_group(slot.group, 1)
+            self._unpin_group(slot.item.unit, 1)
 
     def _fits(self, size: int) -> bool:
         return self.used_bytes + size <= self.capacity_bytes
@@ -176,7 +178,7 @@ class Ledger(Generic[P]):
         group = self._groups.get(cut.group) or Group()
         is_item = (
             item is not None
-            and cut.group == group_of(item)
+            and cut.group == item.unit
             and item.index >= max(cut.keep, group.extent)
         )
         if cut.group in self._pinned or (is_item and not cut.whole):
@@ -201,11 +203,6 @@ class Ledger(Generic[P]):
             self._pinned_bytes -= group.size
 
 
-def group_of(item: Item) -> str:
-    """The group of an item: its conversation, or its chunk."""
-    return item.group or item.key.digest
-
-
 class LocalTier(Tier, Generic[P]):
     """A tier of this machine, which evicts by its own policy."""
 
@@ -227,6 +224,11 @@ class LocalTier(Tier, Generic[P]):
     def contains(self, key: EntryKey) -> bool:
         with self._lock:
             return key in self._ledger
+
+    @property
+    def leases(self) -> int:
+        with self._lock:
+            return sum(slot.pins for slot in self._ledger)
 
     def block_keys(self) -> list[EntryKey]:
         with self._lock:

@@ -15,12 +15,60 @@ import torch
 
 from ragkv.errors import EntryDamagedError
 
+from ..codecs import RAW
 from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
 from ..policies import Item, Policy
-from .lease import Lease, MemoryLease, TierKind
+from .base import Lease
 from .ledger import LocalTier
+from .stats import TierKind
 
 log = logging.getLogger(__name__)
+
+
+class MemoryLease(Lease):
+    """An entry in memory, of a tier or of none. The lease holds a reference to it, so closing only
+    unpins it.
+    """
+
+    kind = TierKind.MEMORY
+
+    def __init__(
+        self,
+        entry: Entry | EncodedEntry,
+        on_read: Callable[[int], object] = lambda _: None,
+        on_release: Callable[[], None] = lambda: None,
+    ) -> None:
+        """An `Entry` is served as it is, whatever codec its identity names."""
+        if isinstance(entry, Entry):
+            entry = EncodedEntry(entry.info, RAW, entry.kv)
+        self.info = entry.info
+        self.in_place = entry.codec.in_place
+        self._entry = entry
+        self._layer_bytes = entry.size_bytes // entry.info.layers
+        self._on_read = on_read
+        self._on_release: Callable[[], None] | None = on_release
+
+    @property
+    def stored_bytes(self) -> int:
+        return self._entry.size_bytes
+
+    def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The slice (2, G, T, D): a view of the stored tensor if `in_place`, and then `out` is not
+        used.
+        """
+        self._on_read(self._layer_bytes)
+        return self._entry.read_layer(layer, out)
+
+    def read_encoded(self) -> EncodedEntry:
+        """The stored entry itself, because it is immutable."""
+        self._on_read(self.stored_bytes)
+        return self._entry
+
+    def release(self) -> None:
+        on_release = self._on_release
+        self._on_release = None
+        if on_release is not None:
+            on_release()
 
 
 class MemoryTier(LocalTier[EncodedEntry]):

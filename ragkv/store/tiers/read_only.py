@@ -1,25 +1,28 @@
 """The disk tier of a process that only reads, next to the one that writes.
 
-It needs no index and no lock: a file's name is its key, a visible file is complete, and an open
+It needs no ledger and no lock: a file's name is its key, a visible file is complete, and an open
 file stays readable. A file that vanished is a miss. A damaged file is a miss too, and the writer
 drops it.
 """
 
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Never
 
-from ragkv.errors import EntryDamagedError, StoreReadOnlyError
+from ragkv.errors import EntryDamagedError, StoreError, StoreReadOnlyError
 
 from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
+from ..policies import Item
 from ..record import OtherVersionError, read_info
-from .base import Counts, Tier, TierStats
-from .directory import EntryDirectory
-from .lease import Lease, TierKind, entry_file, open_lease
+from .base import Lease, Tier
+from .disk import open_lease
+from .entry_files import ENTRIES, SUFFIX, file_of, listed
+from .stats import Counts, TierKind, TierStats
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +37,15 @@ class ReadOnlyDiskTier(Tier):
 
     def __init__(self, directory: str | Path) -> None:
         """Raises `StoreError` if there is no store in `directory`."""
-        self._directory = EntryDirectory(directory)
-        self._directory.open_for_reading()
+        self._root = Path(directory)
+        try:
+            with os.scandir(self._root / ENTRIES):
+                pass
+        except OSError as error:
+            raise StoreError(
+                f"There is no store to read in {directory}: {error.strerror or error}. Check the "
+                "directory, or open it once without read_only."
+            ) from error
         self._counts = Counts()
         # re-entrant: garbage collection may close an abandoned lease while it is held
         self._lock = threading.RLock()
@@ -44,7 +54,7 @@ class ReadOnlyDiskTier(Tier):
         lease: Lease | None = None
         with contextlib.suppress(FileNotFoundError):
             lease = open_lease(
-                self._directory.root,
+                self._file(identity.key(token_ids)),
                 identity,
                 token_ids,
                 on_read=self._count_read,
@@ -64,12 +74,13 @@ class ReadOnlyDiskTier(Tier):
         self._refuse(f"delete entry {key}")
 
     def contains(self, key: EntryKey) -> bool:
-        return entry_file(self._directory.root, key).exists()
+        return self._file(key).exists()
 
     def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
-        for key, _ in self._directory.scan():
+        for file in listed(self._root):
+            key = file.item.key
             try:
-                yield key, read_info(entry_file(self._directory.root, key), key)
+                yield key, read_info(file.path, key)
             except FileNotFoundError:
                 pass  # the writer removed it meanwhile
             except (EntryDamagedError, OSError) as error:
@@ -78,13 +89,20 @@ class ReadOnlyDiskTier(Tier):
                 yield key, None
 
     def stats(self) -> TierStats:
-        found = list(self._directory.scan())
-        used = sum(size for _, size in found)
+        found = list(listed(self._root))
+        used = sum(file.item.size for file in found)
         with self._lock:
             return TierStats(self.kind, len(found), used, used, **asdict(self._counts))
 
     def close(self) -> None:
         """Do nothing: only leases hold resources."""
+
+    def _file(self, key: EntryKey) -> Path:
+        """The file of `key`: a chunk's, or else one whose name a listing tells, a block's."""
+        chunk = file_of(self._root, Item(key, 0))
+        if chunk.exists():
+            return chunk
+        return next(chunk.parent.glob(f"{key.to_text()}.*{SUFFIX}"), chunk)
 
     def _count_damage(self, error: EntryDamagedError) -> None:
         log.warning("%s", error)
@@ -97,6 +115,6 @@ class ReadOnlyDiskTier(Tier):
 
     def _refuse(self, what: str) -> Never:
         raise StoreReadOnlyError(
-            f"The store in {self._directory.root} is open for reading only; it cannot {what}. "
+            f"The store in {self._root} is open for reading only; it cannot {what}. "
             "Open it without read_only in the one process that writes."
         )

@@ -65,7 +65,7 @@ class World:
     def has(self, name: str, key: EntryKey) -> bool:
         """Whether the entry of a key is on a replica's disk."""
         return (
-            self.home / name / "kv" / "entries" / key.digest[:2] / f"{key.to_text()}.safetensors"
+            self.home / name / "kv" / "entries" / key.digest[:2] / f"{key.to_text()}.kv"
         ).is_file()
 
     def stored_by_both(self) -> tuple[TestClient, TestClient, list[EntryKey]]:
@@ -112,7 +112,7 @@ def test_what_is_deleted_while_redis_is_away_is_gone_from_all_disks(
     wait_until(lambda: not world.has("other", deleted), WAIT_S)  # Redis is still away
     assert world.has("one", kept) and world.has("other", kept)
     redis.come_back()
-    remote = engine_of(one.app).store._tiers[-1]
+    remote = engine_of(one.app).store.tiers[-1]
     wait_until(
         lambda: remote.answers and not remote.contains(deleted) and remote.contains(kept), WAIT_S
     )
@@ -132,7 +132,7 @@ def test_a_replica_that_is_killed_before_it_announces_a_deletion_leaves_no_kv_be
         world.stop("one")
     assert world.has("one", deleted)
     wait_until(lambda: not world.has("other", deleted), WAIT_S)
-    remote = engine_of(other.app).store._tiers[-1]
+    remote = engine_of(other.app).store.tiers[-1]
     wait_until(lambda: not remote.contains(deleted) and remote.contains(kept), WAIT_S)
     world.start("one")  # after all
     wait_until(lambda: not world.has("one", deleted), WAIT_S)

@@ -146,12 +146,12 @@ def victims_with_waiting_sessions(name: str) -> str:
     tier = SessionTier(policy, 3, lambda group, _: victims.append(group), whole=True)
     for at, session in enumerate("abc"):
         tier.hold(session, 1, at)
-    policy.queued("a")
+    policy.queued("a", 0)
     tier.hold("d", 1, 3)  # a waits: b is evicted
-    for session in "edc":
-        policy.queued(session)
+    for number, session in enumerate("edc", 1):
+        policy.queued(session, number)
     tier.hold("e", 1, 4)  # all wait: c, nearest the queue's tail, is evicted
-    policy.left("a")
+    policy.left("a", 0)
     tier.hold("f", 1, 5)  # a waits no longer
     return "".join(victims)
 

@@ -2,7 +2,6 @@
 a miss.
 """
 
-import json
 import logging
 import threading
 from collections.abc import Callable
@@ -15,7 +14,8 @@ import torch
 from ragkv import Engine, StoreConfig
 from ragkv.errors import EntryDamagedError
 from ragkv.fusion import Fusor
-from ragkv.store import DiskTier, Lease, MemoryTier
+from ragkv.store import DiskTier, EntryKey, Lease, MemoryTier
+from ragkv.store.record import read_head
 from tests.engine.helpers import A, B, C, Q, close, counts, engine_of, full_prefill, ids, stored
 from tests.faults import raising
 from tests.store.fakes import WrappedLease
@@ -28,16 +28,18 @@ def on_disk(directory: Path, **changes: Any) -> Engine:
 
 def file_of(engine: Engine, directory: Path, chunk: list[int]) -> Path:
     key = engine.entries.encoder.identity.key(chunk)
-    (found,) = directory.glob(f"entries/*/{key.to_text()}.safetensors")
+    (found,) = directory.glob(f"entries/*/{key.to_text()}.kv")
     return found
 
 
 def damage_layer(file: Path, layer: int) -> None:
     """Flip one bit of a layer's bytes."""
+    key = EntryKey.from_text(file.stem)
+    assert key is not None
+    with file.open("rb") as opened:
+        head = read_head(opened.fileno(), key)
     data = bytearray(file.read_bytes())
-    header = 8 + int.from_bytes(data[:8], "little")
-    offset, _ = json.loads(data[8:header])[f"layer.{layer:04d}"]["data_offsets"]
-    data[header + offset + 5] ^= 1
+    data[head.layer_start(layer) + 5] ^= 1
     file.write_bytes(data)
 
 
@@ -211,7 +213,7 @@ class TestWarming:
             assert steps[1:] == [(1, 3), (2, 3), (3, 3)]
             assert (again.encoded, again.present) == (1, 2)
             assert engine.warm([]).encoded == 0
-            assert len(list(tmp_path.glob(f"entries/*/{'?' * 64}.safetensors"))) == 3
+            assert len(list(tmp_path.glob("entries/*/*.kv"))) == 3
 
     def test_warm_counts_a_chunk_that_does_not_fit_as_failed(self) -> None:
         with engine_of(store=StoreConfig(memory_bytes=100)) as engine:

@@ -1,14 +1,9 @@
-"""What several policies keep of groups: their order by a rank that changes, and which ones have
-left.
-"""
+"""Groups in the order of a rank that changes."""
 
-from collections import OrderedDict
-from collections.abc import Callable, Container
+from collections.abc import Container
 from heapq import heapify, heappop, heappush
 
 Rank = tuple[float, int]  # the lowest is evicted first; the second number breaks ties
-
-MOST_DEPARTED = 100_000  # So many groups that have left are remembered.
 
 
 class Ranking:
@@ -51,28 +46,3 @@ class Ranking:
         for entry in passed:
             heappush(heap, entry)
         return found
-
-
-class Departed:
-    """The last `MOST_DEPARTED` groups of which nothing is held; calls `forget` for those that left
-    earlier.
-
-    What a policy knows of a group outlives its blocks: a turn is reported before its blocks come,
-    and a refused block leaves its group empty, but the next block must still be judged by that
-    turn.
-    """
-
-    def __init__(self, forget: Callable[[str], None]) -> None:
-        self._forget = forget
-        self._groups: OrderedDict[str, None] = OrderedDict()
-
-    def add(self, group: str) -> None:
-        """Nothing of `group` is held now."""
-        self._groups[group] = None
-        self._groups.move_to_end(group)
-        if len(self._groups) > MOST_DEPARTED:
-            self._forget(self._groups.popitem(last=False)[0])
-
-    def discard(self, group: str) -> None:
-        """Something of `group` is held again."""
-        self._groups.pop(group, None)

@@ -1,0 +1,76 @@
+"""Opens the tiers that the settings ask for.
+
+A line of `TIERS` is all that the store knows of a tier: which setting asks for it, and what opens
+it. Its file is imported only then, by name, so that a tier of a room above this one (`cluster/`)
+needs no import here, and who does not use it loads nothing of it.
+"""
+
+from pkgutil import resolve_name
+from typing import NamedTuple
+
+from ragkv.config import StoreConfig
+
+from .policies import Policy, PolicySettings, make_policy
+from .tiers import DiskTier, MemoryTier, ReadOnlyDiskTier, Tier, TierKind
+
+
+class TierEntry(NamedTuple):
+    """One kind of tier."""
+
+    setting: str  # of `StoreConfig`; the tier is there if it is neither 0 nor None
+    opener: str  # "module:function", which is given a `TierRequest`
+
+
+class TierRequest(NamedTuple):
+    """What a tier is opened for."""
+
+    config: StoreConfig
+    policy: Policy  # of this tier alone; who evicts by itself ignores it
+    page_locked: bool  # entries in memory are page-locked where CUDA is there
+
+
+# By kind, fastest first: promotions go up, writes go down.
+TIERS = {
+    TierKind.MEMORY: TierEntry("memory_bytes", "ragkv.store.opening:open_memory"),
+    TierKind.DISK: TierEntry("directory", "ragkv.store.opening:open_disk"),
+    TierKind.REDIS: TierEntry("redis", "ragkv.cluster:open_redis"),
+    TierKind.S3: TierEntry("s3", "ragkv.cluster:open_s3"),
+}
+
+
+def kinds_of(config: StoreConfig) -> tuple[TierKind, ...]:
+    """The tiers that `config` asks for, fastest first."""
+    return tuple(kind for kind, tier in TIERS.items() if getattr(config, tier.setting))
+
+
+def open_tiers(
+    config: StoreConfig, page_locked: bool, block_tokens: int, *kinds: TierKind
+) -> list[Tier]:
+    """The tiers of `config`, or those of these kinds, fastest first. Raises what opening one
+    raises.
+    """
+    settings = PolicySettings(
+        xi_blocks=config.xi_tokens // block_tokens,
+        block_tokens=block_tokens,
+        threshold_tokens=config.threshold_tokens,
+    )
+    return [
+        resolve_name(TIERS[kind].opener)(
+            TierRequest(config, make_policy(config.policy, settings), page_locked)
+        )
+        for kind in kinds or kinds_of(config)
+    ]
+
+
+def open_memory(asked: TierRequest) -> MemoryTier:
+    """The tier that `store.memory_bytes` asks for."""
+    return MemoryTier(asked.config.memory_bytes, asked.policy, asked.page_locked)
+
+
+def open_disk(asked: TierRequest) -> Tier:
+    """The tier that `store.directory` asks for: to be written, or only read. Raises `StoreError`."""
+    config = asked.config
+    assert config.directory is not None
+    if config.read_only:
+        return ReadOnlyDiskTier(config.directory)
+    return DiskTier(config.directory, config.disk_bytes, asked.policy)

@@ -1,0 +1,56 @@
+"""What policies are told: their settings, and the turns of conversations."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ragkv.config import at_least
+
+
+class NextRequest(NamedTuple):
+    """A conversation's next request, which only the simulator knows."""
+
+    position: int  # its index among all requests in order of time
+    prompt: int  # its prompt, blocks rounded up
+    shared: int  # blocks of that prompt that are a prefix of what the conversation stored
+
+
+NEVER = NextRequest(1 << 62, 0, 0)  # This stands for a conversation that does not return.
+
+
+class TurnSize(NamedTuple):
+    """One served request of a conversation, as policies see it: sizes in blocks, and no token."""
+
+    at: float  # seconds
+    request: int  # its number in the trace; 0 in a live store
+    group: str  # the conversation
+    prompt: int  # `in`: its prompt, blocks rounded up
+    # `sh`: blocks of the prompt that are a prefix of what the conversation stored; 0 at the first
+    # turn
+    shared: int
+    length: int  # `L`: full blocks of prompt and response, all that can be stored
+    number: int = 1  # of the turn in its conversation, from 1
+    since: float | None = None  # seconds since the conversation's previous turn; None at the first
+    # None where the future is unknown: everywhere except in the simulator
+    next: NextRequest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySettings:
+    """Settings of all policies; each policy reads those it needs. What is None is learned from the
+    turns seen.
+    """
+
+    xi_blocks: int = 0  # latency threshold: blocks that may be computed within the TTFT target
+    block_tokens: int = 16  # B
+    new_blocks: int | None = None  # Q^: blocks the next turn is expected to add
+    new_blocks_seen: tuple[int, ...] = ()  # a sample of Q, for its distribution; (): learned
+    threshold_tokens: int = 1024  # threshold-lru: shorter conversations are not kept
+    # lambda of the paper's model: turns of a living conversation
+    turn_rate_per_s: float | None = None
+    end_rate_per_s: float | None = None  # mu of the paper's model: deaths of a living conversation
+    # look-ahead eviction window, in waiting sessions; None: the whole queue
+    window_groups: int | None = None
+
+    def __post_init__(self) -> None:
+        at_least(self, xi_blocks=0, block_tokens=1, new_blocks=0, threshold_tokens=0)
+        at_least(self, window_groups=0)

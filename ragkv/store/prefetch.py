@@ -1,0 +1,202 @@
+"""Copies what waiting requests will read into the fastest tier (CachedAttention section 3.3.1).
+
+The scheduler gives the store a `PrefetchHint` for every waiting request. A thread copies the
+entries of the first requests up, in queue order. The paper prefetches for `C_mem / S_kv` sessions,
+where S_kv is their mean size. The hints name the exact sizes, so our window is exact: as many
+entries as fit into the fastest tier. It only moves on: an entry is looked at once, when there is
+room for it, and gives its room back when the last request that reads it leaves. So a request costs
+what it reads, however long the queue is.
+
+A fetch evicts nothing that is in use; what requests in front need is kept by the policy
+`lookahead`. An entry that cannot be fetched is not tried again for the same request; that request
+will have a miss.
+"""
+
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from .background import Background, Job
+from .entry import EntryKey, Identity
+from .policies import Policy
+from .tiers import Tier
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HintedEntry:
+    """One entry that a request will look up."""
+
+    identity: Identity
+    token_ids: tuple[int, ...]
+    size_bytes: int  # in memory, as far as it is known
+    group: str = ""  # the conversation it is stored under; "" for a chunk
+    key: EntryKey = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self.identity.key(self.token_ids))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefetchHint:
+    """All entries that one request will look up, in the order of their use. Compared by
+    identity.
+    """
+
+    entries: tuple[HintedEntry, ...] = ()
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The groups that policies know these entries by, without repetition."""
+        return tuple(dict.fromkeys(entry.group or entry.key.digest for entry in self.entries))
+
+
+Fetch = Callable[[HintedEntry], bool]
+
+
+@dataclass(slots=True, eq=False)
+class _Queued:
+    """A request that has not left."""
+
+    number: int  # requests have their numbers in the order in which they joined
+    waits: bool = True  # it has not started
+    gone: bool = False
+    inside: dict[EntryKey, int] = field(default_factory=dict)  # bytes of its part of the window
+
+
+class Prefetcher:
+    """The window over the queue. All methods are thread-safe."""
+
+    def __init__(self, tiers: Sequence[Tier], fetch: Fetch | None) -> None:
+        """`fetch(entry)` copies an entry into `tiers[0]`; `False` if no tier has it.
+
+        `None`: nothing is fetched, but the tiers' policies still learn the queue.
+        """
+        self._tiers = tuple(tiers)
+        self._fetch = fetch
+        self._joined = 0
+        self._requests: dict[PrefetchHint, _Queued] = {}
+        self._beyond: deque[tuple[_Queued, HintedEntry]] = deque()  # behind the window, in order
+        self._readers: Counter[EntryKey] = Counter()  # requests that read an entry in the window
+        capacity = tiers[0].stats().capacity_bytes if tiers else None
+        self._free_bytes = capacity or 0
+        self._closed = False
+        self._lock = threading.Lock()
+        self._worker: Background[None] = Background(0, "ragkv-prefetch")
+        self.fetched = 0  # entries
+
+    def queued(self, hint: PrefetchHint) -> None:
+        """A request joined the end of the queue. Policies that know the queue protect its
+        entries.
+        """
+        with self._lock:
+            self._joined += 1
+            request = self._requests[hint] = _Queued(self._joined)
+            self._tell(hint, lambda policy, group: policy.queued(group, request.number))
+            if self._fetch is not None:
+                self._beyond.extend((request, entry) for entry in hint.entries)
+        self._wake()
+
+    def started(self, hint: PrefetchHint) -> None:
+        """The request waits no longer; its entries stay protected until it has left. Ignored if
+        unknown.
+        """
+        with self._lock:
+            if (request := self._requests.get(hint)) is None:
+                return
+            request.waits = False
+        self._wake()
+
+    def left(self, hint: PrefetchHint) -> None:
+        """The request was served or gave up. Twice is harmless."""
+        with self._lock:
+            if (request := self._requests.pop(hint, None)) is None:
+                return
+            request.gone = True
+            for key in list(request.inside):
+                self._release(request, key)
+            self._tell(hint, lambda policy, group: policy.left(group, request.number))
+        self._wake()
+
+    @property
+    def requests(self) -> int:
+        """How many requests have not left."""
+        return len(self._requests)
+
+    def flush(self) -> None:
+        """Return when all is fetched that fits now."""
+        self._worker.flush()
+
+    def close(self) -> None:
+        """Wait for a running fetch, then end the thread. Twice is harmless."""
+        self._closed = True
+        self._worker.close()
+
+    def _tell(self, hint: PrefetchHint, what: Callable[[Policy, str], object]) -> None:
+        def tell(policy: Policy) -> None:
+            for group in hint.groups:
+                what(policy, group)
+
+        for tier in self._tiers:
+            tier.tell(tell)
+
+    def _wake(self) -> None:
+        if self._fetch is not None:
+            self._worker.submit(Job(partial(self._run, self._fetch)))
+
+    def _run(self, fetch: Fetch) -> None:
+        while not self._closed and (wanted := self._next()) is not None:
+            self._try(fetch, *wanted)
+
+    def _next(self) -> tuple[_Queued, HintedEntry] | None:
+        """Move the window on to the next entry that must be fetched; `None` if that has no room."""
+        fastest = self._tiers[0]
+        with self._lock:
+            while self._beyond:
+                request, entry = self._beyond[0]
+                is_inside = entry.key in self._readers
+                is_here = is_inside or fastest.contains(entry.key)
+                is_wanted = not request.gone and (request.waits or is_here)
+                if is_wanted and not is_inside and entry.size_bytes > self._free_bytes:
+                    return None
+                self._beyond.popleft()
+                if is_wanted:
+                    self._admit(request, entry)
+                    if not is_here:
+                        return request, entry
+        return None
+
+    def _admit(self, request: _Queued, entry: HintedEntry) -> None:
+        """A request's entry is inside the window now. Needs `_lock`."""
+        if entry.key in request.inside:
+            return
+        request.inside[entry.key] = entry.size_bytes
+        if not self._readers[entry.key]:
+            self._free_bytes -= entry.size_bytes
+        self._readers[entry.key] += 1
+
+    def _release(self, request: _Queued, key: EntryKey) -> None:
+        """It is outside again; the last reader gives the room back. Needs `_lock`."""
+        size_bytes = request.inside.pop(key)
+        self._readers[key] -= 1
+        if not self._readers[key]:
+            del self._readers[key]
+            self._free_bytes += size_bytes
+
+    def _try(self, fetch: Fetch, request: _Queued, entry: HintedEntry) -> None:
+        found = False
+        try:
+            found = fetch(entry)
+            self.fetched += found
+        except Exception as error:  # damage included: the tier has dropped the entry
+            log.warning(
+                "Entry %s could not be fetched ahead: %s. It counts as a miss.", entry.key, error
+            )
+        if not found:
+            with self._lock:
+                if entry.key in request.inside:
+                    self._release(request, entry.key)

@@ -1,0 +1,116 @@
+"""The tier of the recipe in docs/extending.md: entries as byte strings in a dict. Whoever copies it has
+a tier that passes the contract.
+"""
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from ragkv.errors import EntryDamagedError
+from ragkv.store import Entry, EntryInfo, EntryKey, Identity, Tier, TierKind, TierStats
+from ragkv.store.entry import EncodedEntry
+from ragkv.store.opening import TierRequest
+from ragkv.store.record import RecordHead, bytes_of, parse_head, record_of
+from ragkv.store.tiers import StoredLease
+
+log = logging.getLogger(__name__)
+
+
+class ToyLease(StoredLease):
+    """A record in memory. Nothing has to be released: the bytes are the lease's own."""
+
+    kind = TierKind.DISK
+
+    def __init__(self, tier: "ToyTier", head: RecordHead, record: bytes) -> None:
+        super().__init__(head)
+        self._tier = tier
+        self._record = record
+
+    def release(self) -> None:
+        """Nothing is pinned."""
+
+    def _read(self, layer: int, into: torch.Tensor) -> None:
+        start = self._head.layer_start(layer)
+        stored = self._record[start : start + self._head.layer_bytes]
+        try:
+            self._head.check_layer(layer, stored)
+        except EntryDamagedError:
+            self._tier.delete(self.info.key)
+            raise
+        bytes_of(into)[:] = stored
+        self._tier.count(read_bytes=len(stored))
+
+
+class ToyTier(Tier):
+    """At most `capacity_bytes` of records; the one that was put first goes first."""
+
+    kind = TierKind.DISK
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity_bytes = capacity_bytes
+        self._records: OrderedDict[EntryKey, bytes] = OrderedDict()
+        self._counts = dict.fromkeys(
+            ("hits", "misses", "evictions", "damaged", "read_bytes", "written_bytes"), 0
+        )
+        self._lock = threading.Lock()
+
+    def lease(self, identity: Identity, token_ids: Sequence[int]) -> ToyLease | None:
+        key = identity.key(token_ids)
+        record = self._records.get(key)
+        if record is not None:
+            try:
+                head = parse_head(key, record, lambda size: record[:size])
+                head.info.check(identity, token_ids)
+                self.count(hits=1)
+                return ToyLease(self, head, record)
+            except EntryDamagedError as error:
+                log.warning("%s", error)
+                self.delete(key)
+                self.count(damaged=1)
+        self.count(misses=1)
+        return None
+
+    def put(self, entry: Entry | EncodedEntry) -> bool:
+        head, layers = record_of(EncodedEntry.of(entry))
+        record = b"".join([head, *layers])
+        with self._lock:
+            if entry.info.key in self._records:
+                return True
+            if len(record) > self._capacity_bytes:
+                return False
+            self._records[entry.info.key] = record
+            while sum(map(len, self._records.values())) > self._capacity_bytes:
+                self._records.popitem(last=False)
+        self.count(written_bytes=len(record))
+        return True
+
+    def contains(self, key: EntryKey) -> bool:
+        return key in self._records
+
+    def delete(self, key: EntryKey) -> bool:
+        return self._records.pop(key, None) is not None
+
+    def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
+        for key, record in list(self._records.items()):
+            yield key, parse_head(key, record, lambda size, whole=record: whole[:size]).info
+
+    def stats(self) -> TierStats:
+        used = sum(map(len, self._records.values()))
+        return TierStats(self.kind, len(self._records), used, self._capacity_bytes, **self._counts)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def count(self, **more: int) -> None:
+        """Add to the counts."""
+        with self._lock:
+            for name, number in more.items():
+                self._counts[name] += number
+
+
+def open_toy(asked: TierRequest) -> ToyTier:
+    """What a line of `TIERS` names."""
+    return ToyTier(asked.config.disk_bytes)
