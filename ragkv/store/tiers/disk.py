@@ -37,7 +37,7 @@ SMALL_BYTES = 16 << 20  # Fewer bytes of entries give way as a whole.
 
 
 def open_lease(
-    path: Path,
+    path: str | Path,
     identity: Identity,
     token_ids: Sequence[int],
     *,
@@ -117,7 +117,7 @@ class DiskLease(StoredLease):
         self._on_read(len(stored))
 
 
-class DiskTier(LocalTier[Path]):
+class DiskTier(LocalTier[str]):
     """Entries on disk, written by this process alone."""
 
     kind = TierKind.DISK
@@ -231,8 +231,9 @@ class DiskTier(LocalTier[Path]):
             if slot is None:
                 return False
             try:
-                slot.payload.unlink(missing_ok=True)
-                sync(slot.payload.parent)
+                path = Path(slot.payload)
+                path.unlink(missing_ok=True)
+                sync(path.parent)
             except OSError as error:
                 raise StoreError(
                     f"Entry {key} could not be deleted from disk: {error}. It is still there."
@@ -247,7 +248,7 @@ class DiskTier(LocalTier[Path]):
             key = slot.item.key
             info = None
             try:
-                info = read_info(slot.payload, key)
+                info = read_info(Path(slot.payload), key)
             except OtherVersionError:
                 pass  # it takes space, and `gc` removes it
             except EntryDamagedError as error:
@@ -281,11 +282,11 @@ class DiskTier(LocalTier[Path]):
         _set_used(path, now)
         with self._lock:
             self._write_failed = False
-            self._ledger.add(item, path, now)
+            self._ledger.add(item, str(path), now)
             self._counts.written_bytes += item.size
         return True
 
-    def _drop(self, slot: Slot[Path], why: EntryDamagedError) -> None:
+    def _drop(self, slot: Slot[str], why: EntryDamagedError) -> None:
         with self._lock:
             if self._ledger.get(slot.item.key) is not slot:
                 return  # it was deleted, evicted or dropped meanwhile
@@ -294,7 +295,7 @@ class DiskTier(LocalTier[Path]):
             self._ledger.remove(slot.item.key)
             _unlink(slot.payload)
 
-    def _evict(self, slot: Slot[Path]) -> None:
+    def _evict(self, slot: Slot[str]) -> None:
         super()._evict(slot)
         _unlink(slot.payload)
 
@@ -324,14 +325,14 @@ def _read_fully(fd: int, into: memoryview, offset: int) -> int:
     return done
 
 
-def _set_used(path: Path, now: float) -> None:
+def _set_used(path: str | Path, now: float) -> None:
     """Note the last use of a file. A loss changes only what is evicted first after a restart."""
     with contextlib.suppress(OSError):
         os.utime(path, (now, now))
 
 
-def _unlink(path: Path) -> None:
+def _unlink(path: str) -> None:
     try:
-        path.unlink(missing_ok=True)
+        Path(path).unlink(missing_ok=True)
     except OSError as error:
-        log.warning("Entry %s cannot be removed from disk: %s", path.name, error)
+        log.warning("The entry in %s cannot be removed from disk: %s", path, error)

@@ -40,7 +40,7 @@ class EntryFile(NamedTuple):
     """A file that a listing found."""
 
     item: Item
-    path: Path
+    path: str  # a `Path` takes as long as all the rest of a listing
     used: float  # seconds since the epoch
 
 
@@ -61,7 +61,7 @@ def listed(root: Path) -> Iterator[EntryFile]:
                     stat = file.stat()
                     key, group, index = found.groups()
                     item = Item(EntryKey(key), stat.st_size, group or "", int(index or 0))
-                    yield EntryFile(item, Path(file.path), stat.st_mtime)
+                    yield EntryFile(item, file.path, stat.st_mtime)
 
 
 def open_for_writing(root: Path, drafts: Path) -> filelock.BaseFileLock:

@@ -80,7 +80,7 @@ class ReadOnlyDiskTier(Tier):
         for file in listed(self._root):
             key = file.item.key
             try:
-                yield key, read_info(file.path, key)
+                yield key, read_info(Path(file.path), key)
             except FileNotFoundError:
                 pass  # the writer removed it meanwhile
             except (EntryDamagedError, OSError) as error:
