@@ -5,15 +5,24 @@ remembers when that was (`now`), and a copy up is dropped if its entry was delet
 has to ask a remote tier whether it still has the entry.
 """
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+from ragkv.errors import StoreReadOnlyError
 
 from .background import Background, Job
 from .entry import EncodedEntry, EntryInfo, EntryKey
 from .prefetch import HintedEntry
 from .tiers import Lease, Tier, TierKind
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # Whether an entry of so many tokens belongs in memory, if a request `used` it, or not, and if
 # memory has room, or not.
@@ -121,6 +130,17 @@ class TierCopies:
         self._store(entry, depth, since, True)
         return True
 
+    def put_in_memory(self, entry: EncodedEntry, *, needed: bool) -> None:
+        """Put a new entry in memory if it belongs there, or if it is `needed` because no other tier
+        takes it. A block of a conversation counts as used: its next turn reads it.
+        """
+        fastest = self._tiers[0]
+        used = bool(entry.info.group)
+        if fastest.kind is TierKind.MEMORY and (
+            needed or self.in_memory(entry.info, entry.size_bytes, used=used)
+        ):
+            or_none("store an entry", fastest.put, entry)
+
     def in_memory(self, info: EntryInfo, size_bytes: int, *, used: bool) -> bool:
         """Whether an entry belongs in the fastest tier: the placement says it of memory."""
         if self._tiers[0].kind is not TierKind.MEMORY:
@@ -179,3 +199,16 @@ class TierCopies:
     def _count_drop(self) -> None:
         with self._dropped_lock:
             self.dropped += 1
+
+
+def or_none(what: str, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    """The action's result, or `None` after a logged failure. Raises `StoreReadOnlyError`, which the
+    caller handles.
+    """
+    try:
+        return action(*args, **kwargs)
+    except StoreReadOnlyError:
+        raise
+    except Exception:  # a store failure never fails a request
+        log.exception("The store could not %s; going on without.", what)
+        return None

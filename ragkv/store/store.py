@@ -1,38 +1,28 @@
-"""The store: a stack of tiers, fastest first. Finds entries, reads, writes, deletes and counts them.
+"""The store: tiers, fastest first. What a question needs of it; the rest is in `upkeep.py`.
 
 A lookup asks the tiers in order. A hit in a slower tier is copied to the faster ones in the
 background (`copying.py`). A put stores in memory at once; the disk and shared storage are written in
 the background. A `Placement` may keep entries out of memory. The scheduler announces waiting
 requests (`queued`, `started`, `left`): policies protect their entries, and `prefetch.py` copies them
-up before the requests start. A caller waits for a remote tier only if it reads from it, or deletes.
+up before the requests start. A caller waits for a remote tier only if it reads from it.
 A store failure never fails a request: it is logged and counts as a miss (CacheBlend section 5.1, "KV
 cache store").
 """
 
 import atexit
-import itertools
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import inf
-from typing import ParamSpec, TypeVar
 
 from ragkv.config import StoreConfig
-from ragkv.errors import StoreReadOnlyError
-from ragkv.runtime import Closing
 
-from .copying import Placement, TierCopies
-from .entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
+from .copying import Placement, TierCopies, or_none
+from .entry import EncodedEntry, Entry, EntryKey, Identity
 from .opening import open_tiers
 from .policies import TurnSize
 from .prefetch import Prefetcher, PrefetchHint
 from .tiers import Lease, MemoryLease, Tier, TierKind, TierStats
-
-log = logging.getLogger(__name__)
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from .upkeep import Upkeep
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +37,7 @@ class StoreStats:
     announced: int = 0  # requests that wait, or have not opened their entries yet
 
 
-class Store(Closing):
+class Store(Upkeep):
     """The stack of tiers that an engine owns. All methods are thread-safe."""
 
     def __init__(
@@ -66,7 +56,6 @@ class Store(Closing):
         """
         self.tiers = tuple(tiers)
         has_memory = bool(tiers) and tiers[0].kind is TierKind.MEMORY
-        self._memory = self.tiers[0] if has_memory else None
         self._below = self.tiers[has_memory:]
         self._local = tuple(tier for tier in self.tiers if not tier.is_remote)
         self._remote = tuple(tier for tier in self.tiers if tier.is_remote)
@@ -134,96 +123,7 @@ class Store(Closing):
         encoded = EncodedEntry.of(entry).compact(self._page_locked)
         below = [tier for tier in self._below if not tier.read_only]
         written = [self._copies.write(tier, encoded, wait_s) for tier in below]
-        self._put_in_memory(encoded, needed=not any(written))
-
-    def put_durably(self, entry: Entry) -> bool:
-        """Store `entry` in every tier that answers, then return whether a tier below memory has it.
-
-        Raises `StoreReadOnlyError` if a tier is read-only.
-        """
-        encoded = EncodedEntry.of(entry).compact(self._page_locked)
-        stored = [or_none("store an entry", tier.put, encoded) for tier in self._durable]
-        if self._below:
-            self._put_in_memory(encoded, needed=not any(stored))
-        return any(stored)
-
-    def ensure_durable(self, identity: Identity, token_ids: Sequence[int]) -> bool:
-        """Whether a tier below memory has the entry. If one has it, the entry is copied to those
-        that lack it.
-        """
-        key = identity.key(token_ids)
-        lacking = [tier for tier in self._durable if not tier.contains(key)]
-        if not lacking or len(lacking) == len(self._durable):
-            return not lacking
-        lease = self.lease(identity, token_ids)
-        if lease is None:
-            return False
-        with lease:
-            entry = or_none("read an entry", lease.read_encoded)
-        if entry is None:
-            return False
-        for tier in lacking:
-            if not tier.read_only:
-                or_none("store an entry", tier.put, entry)
-        return True
-
-    def is_durable(self, key: EntryKey) -> bool:
-        """Whether every tier below memory has `key`."""
-        return all(tier.contains(key) for tier in self._durable)
-
-    def room_bytes(self) -> float:
-        """How much the fullest tier below memory takes without an eviction; infinite for one that
-        counts no bytes.
-        """
-        stats = [tier.stats() for tier in self._durable]
-        return min(
-            inf if one.capacity_bytes is None else one.capacity_bytes - (one.used_bytes or 0)
-            for one in stats
-        )
-
-    # Deleting
-
-    def delete(self, key: EntryKey) -> bool:
-        """Drop `key` from every tier and from the write buffer; whether it was anywhere.
-
-        After this returns, no tier of this process has it, and no running write or copy brings it
-        back. A remote tier that does not answer serves it no more, and deletes it as soon as it
-        answers. Raises `StoreReadOnlyError` if a tier is read-only.
-        """
-        return self._delete(key, self.tiers)
-
-    def delete_here(self, key: EntryKey) -> bool:
-        """Drop `key` from the tiers of this machine alone; whether it was there. Waits for no
-        remote tier.
-        """
-        return self._delete(key, self._local)
-
-    def gc(self, keep: Callable[[Identity], bool]) -> int:
-        """Drop every entry whose identity `keep` refuses, or that this code cannot read, from every
-        tier; the bytes freed, over all tiers that count them.
-        """
-        self.flush()
-        before = self._used_bytes()
-        with self._copies.deleting():
-            for tier in self.tiers:
-                for key in _refused(tier, keep):
-                    tier.delete(key)
-        return before - self._used_bytes()
-
-    def refused(self, keep: Callable[[Identity], bool]) -> set[EntryKey]:
-        """The keys that `gc` would drop."""
-        self.flush()
-        return {key for tier in self.tiers for key in _refused(tier, keep)}
-
-    def leave_disk(self, size_bytes: int) -> None:
-        """Leave so many of `disk_bytes` to what lies next to the entries, such as documents."""
-        for tier in self._local:
-            tier.leave(size_bytes)
-
-    def give_way(self) -> bool:
-        """Give up entries on disk, because it is full; whether that freed any space."""
-        freed = [tier.give_way() for tier in self._local]
-        return sum(freed) > 0
+        self._copies.put_in_memory(encoded, needed=not any(written))
 
     # What requests announce, and what policies learn
 
@@ -265,31 +165,6 @@ class Store(Closing):
 
     # What it holds
 
-    def infos(self) -> Iterator[EntryInfo]:
-        """The entries in all tiers, each key once, in no particular order. Does not count
-        as a use.
-        """
-        seen: set[EntryKey] = set()
-        for tier in self.tiers:
-            for info in tier.infos():
-                if info.key not in seen:
-                    seen.add(info.key)
-                    yield info
-
-    def sample(self, count: int | None = None) -> list[EntryInfo]:
-        """At most `count` of the entries that are stored on this machine, or all; asks no remote
-        tier.
-        """
-        return list(
-            itertools.islice((info for tier in self._local for info in tier.infos()), count)
-        )
-
-    def block_keys(self) -> list[EntryKey]:
-        """The keys of the blocks of conversations that are stored on this machine. Reads
-        no file.
-        """
-        return [key for tier in self._local for key in tier.block_keys()]
-
     @property
     def read_only(self) -> bool:
         """Whether a tier is read-only."""
@@ -330,36 +205,6 @@ class Store(Closing):
         for tier in self.tiers:
             or_none("close a tier", tier.close)
 
-    @property
-    def _durable(self) -> tuple[Tier, ...]:
-        """The tiers that outlive the process; memory if there is no other."""
-        return self._below or self.tiers
-
-    def _used_bytes(self) -> int:
-        return sum(tier.stats().used_bytes or 0 for tier in self.tiers)
-
-    def _put_in_memory(self, entry: EncodedEntry, *, needed: bool) -> None:
-        """Put a new entry in memory if it belongs there, or if it is `needed` because no other tier
-        takes it. A block of a conversation counts as used: its next turn reads it.
-        """
-        if self._memory is None:
-            return
-        used = bool(entry.info.group)
-        if needed or self._copies.in_memory(entry.info, entry.size_bytes, used=used):
-            or_none("store an entry", self._memory.put, entry)
-
-    def _delete(self, key: EntryKey, tiers: Sequence[Tier]) -> bool:
-        found = self._copies.discard(key)
-        deleted = self._delete_from(tiers, key)
-        if self._copies.discard(key):  # a copy up submitted a write between the two
-            deleted |= self._delete_from(tiers, key)
-        return found or deleted
-
-    def _delete_from(self, tiers: Sequence[Tier], key: EntryKey) -> bool:
-        with self._copies.deleting(key):
-            deleted = [tier.delete(key) for tier in tiers]
-        return any(deleted)
-
     def _look_ahead(self, hint: PrefetchHint) -> None:
         """Let the remote tiers look up what no local tier has, all at once."""
         keys = [entry.key for entry in hint.entries]
@@ -370,20 +215,3 @@ class Store(Closing):
         }
         for tier in self._remote:
             tier.look_up_ahead([key for key in keys if key not in near])
-
-
-def _refused(tier: Tier, keep: Callable[[Identity], bool]) -> list[EntryKey]:
-    return [key for key, info in tier.scan() if info is None or not keep(info.identity)]
-
-
-def or_none(what: str, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-    """The action's result, or `None` after a logged failure. Raises `StoreReadOnlyError`, which the
-    caller handles.
-    """
-    try:
-        return action(*args, **kwargs)
-    except StoreReadOnlyError:
-        raise
-    except Exception:  # a store failure never fails a request
-        log.exception("The store could not %s; going on without.", what)
-        return None
