@@ -102,6 +102,17 @@ def test_a_conversations_blocks_are_known_as_such_after_a_restart(tmp_path: Path
         assert tier.contains(blocks[0].info.key) and not tier.contains(blocks[2].info.key)
 
 
+def test_a_second_file_of_an_entry_is_removed(tmp_path: Path) -> None:
+    fill(tmp_path, 1)
+    file = file_of(tmp_path, 1)
+    second = file.with_name(f"{file.stem}.talk.0.kv")
+    second.write_bytes(file.read_bytes())
+    with closing(open_tier(tmp_path)) as tier:
+        assert held(tier) == {1} and served(tier, make_entry(1))
+        assert tier.stats().entries == 1
+    assert file.exists() != second.exists()
+
+
 def test_a_reader_finds_a_block_next_to_its_writer(tier: DiskTier, tmp_path: Path) -> None:
     block = make_entry(1, group="talk", index=3)
     tier.put(block)

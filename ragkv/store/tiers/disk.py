@@ -151,7 +151,8 @@ class DiskTier(LocalTier[str]):
                 f"Cannot read the store directory {directory}: {error}. Check the disk."
             ) from error
         for file in files:
-            if self._ledger.make_space(file.item, file.used):
+            is_second = file.item.key in self._ledger  # as a copied directory may have
+            if not is_second and self._ledger.make_space(file.item, file.used):
                 self._ledger.add(file.item, file.path, file.used)
             else:  # larger than the whole capacity, which may be a smaller setting now
                 _unlink(file.path)
