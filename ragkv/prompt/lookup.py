@@ -108,7 +108,9 @@ class Lookup:
                 continue
             if block is not None:
                 identity = block.identity(self._block_writer.base)
-                entries.append(self._hinted(identity, block.token_ids, conversation_group(task.session_id)))
+                entries.append(
+                    self._hinted(identity, block.token_ids, conversation_group(task.session_id))
+                )
             elif run.chunk is not None:
                 entries.append(self._hinted(self._identity, prompt.stored_ids[run.chunk]))
         return PrefetchHint(tuple(entries))
