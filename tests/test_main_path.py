@@ -156,7 +156,7 @@ def _chat(home: Path) -> Entered:
 # for a chat request, and 12 kinds of value.
 @pytest.mark.parametrize(
     ("what", "files", "lines"),
-    [("open", 78, 15_300), ("ask", 54, 10_200), ("turn", 10, 2_000), ("chat", 38, 6_600)],
+    [("open", 78, 15_000), ("ask", 53, 9_900), ("turn", 9, 1_900), ("chat", 37, 6_400)],
 )
 def test_a_reader_need_not_hold_more_in_mind(
     paths: dict[str, Entered], what: str, files: int, lines: int

@@ -20,7 +20,7 @@ from ragkv.store.policies import (
     policy_class,
 )
 from ragkv.store.policies.conversation_model import Departed
-from ragkv.store.policies.ranking import Ranking
+from ragkv.store.policies.lru import Ranking
 from ragkv.store.policies.t_lru import TLRU
 
 

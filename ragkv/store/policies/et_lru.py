@@ -18,7 +18,7 @@ from typing import NamedTuple
 from .base import Cut, Policy
 from .conversation_model import Departed, ModelLearner
 from .inputs import PolicySettings, TurnSize
-from .ranking import Rank, Ranking
+from .lru import Rank, Ranking
 
 
 class _GroupState(NamedTuple):
