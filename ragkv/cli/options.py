@@ -15,7 +15,7 @@ import typer
 from ragkv.config import RETRIEVER_NAMES, SELECTOR_NAMES, WEIGHTS, EngineConfig
 from ragkv.errors import ConfigError, InputError, StoreLockedError
 from ragkv.home import VARIABLE, KnownHome
-from ragkv.runtime import server_file
+from ragkv.runtime import loading_objects, server_file
 from ragkv.runtime.setting_values import FILE_VARIABLE, gather, overlay, toml_values
 
 from .output import print_note, working
@@ -254,7 +254,8 @@ class EngineOptions:
                 "stored."
             )
             config = replace(config, store=replace(config.store, read_only=True))
-        with working("loading the model"):  # copying the weights of a large one takes seconds
+        # copying the weights of a large one takes seconds
+        with working("loading the model"), loading_objects():
             from ragkv.engine import Engine
             from ragkv.model.loading import quiet_transformers
 
@@ -279,7 +280,7 @@ class EngineOptions:
             stack.enter_context(warnings.catch_warnings())
             # from other packages; the user cannot fix them
             warnings.simplefilter("ignore", DeprecationWarning)
-            with working("loading the embedder"):
+            with working("loading the embedder"), loading_objects():
                 from ragkv.retrieval.rag import Rag
 
                 rag = Rag.open(

@@ -23,6 +23,7 @@ from .memory import (
     freeze_objects,
     limit_arenas,
     limit_kernel_caches,
+    loading_objects,
     release_memory,
 )
 from .processor import cores, cpu_features, cpu_model, crowding_hint, load
@@ -69,6 +70,7 @@ __all__ = [
     "limit_arenas",
     "limit_kernel_caches",
     "load",
+    "loading_objects",
     "make_private_folder",
     "no_check",
     "only_owner_writes",

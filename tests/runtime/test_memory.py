@@ -33,6 +33,35 @@ def test_frozen_objects_are_left_out_of_collections_and_later_cycles_are_still_c
     assert done.stdout == "True\n"
 
 
+LOADING = """
+import gc
+from ragkv.runtime import loading_objects
+
+class Node: pass
+
+gc.set_threshold(10)
+before = [one["collections"] for one in gc.get_stats()]
+with loading_objects():
+    made = [Node() for _ in range(1000)]
+    assert [one["collections"] for one in gc.get_stats()] == before
+assert made[0] not in [one for one in gc.get_objects() if isinstance(one, Node)]
+try:
+    with loading_objects():
+        raise ValueError
+except ValueError:
+    print(gc.isenabled())
+"""
+
+
+def test_nothing_is_collected_while_objects_are_loaded_and_collections_go_on_after_an_error() -> (
+    None
+):
+    done = subprocess.run(
+        [sys.executable, "-c", LOADING], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "True\n"
+
+
 ROWS = """
 import ctypes, threading, torch
 from ragkv.runtime import limit_kernel_caches
