@@ -250,16 +250,23 @@ class ChatEngine:
             end = match.start
             if self.template.adds_space and rendered.text[at:end].endswith(" "):
                 end -= 1  # the tokenizer puts this space before the chunk's first word by itself
-            if ids := self._encode(rendered, at, end):
+            if ids := self._encode(rendered, at, end, is_behind_chunk=bool(pieces)):
                 pieces.append(Text(ids, rendered.text[at:end]))
             at = match.stop
             pieces.append(self.catalogue.chunk(match, source))
-        return pieces, self._encode(rendered, at, stop)
+        return pieces, self._encode(rendered, at, stop, is_behind_chunk=bool(pieces))
 
-    def _encode(self, rendered: Rendered, start: int, stop: int) -> tuple[int, ...]:
-        """The ids of a part of a prompt."""
-        cuts = [cut - start for cut in rendered.cuts if start < cut < stop]
-        return self.template.encode(rendered.text[start:stop], cuts)
+    def _encode(
+        self, rendered: Rendered, start: int, stop: int, is_behind_chunk: bool = False
+    ) -> tuple[int, ...]:
+        """The ids of a part of a prompt. Behind a chunk the separator is tokenized apart, so that a
+        chat has the ids of the same question to `Engine.answer`.
+        """
+        cuts = {cut - start for cut in rendered.cuts if start < cut < stop}
+        separator = self.separator
+        if is_behind_chunk and rendered.text[start:stop].startswith(separator):
+            cuts |= {len(separator)} - {stop - start}
+        return self.template.encode(rendered.text[start:stop], sorted(cuts))
 
 
 def _with_one_user_message(messages: Sequence[PlainMessage]) -> list[PlainMessage]:

@@ -210,16 +210,16 @@ def test_a_chat_with_rag_answers_and_cites_as_ask_does(client: TestClient) -> No
     for one in questions()[:8]:
         asked = client.post(
             "/v1/ask",
-            json={"question": one["question"], "collection": "world", "reuse": "none"},
+            json={"question": one["question"], "collection": "world"},
         ).json()
         got = chat(
             client,
             [{"role": "user", "content": one["question"]}],
             rag={"collection": "world"},
             max_tokens=64,
-            ragkv={"reuse": "none"},
         )
         report = got["ragkv"]
+        assert report["reuse"]["tokens"] == asked["reuse"]["tokens"]
         message = got["choices"][0]["message"]
         numbers = [citation["number"] for citation in report["citations"]]
         assert [source["text"] for source in report["sources"]] == [

@@ -1,11 +1,9 @@
 """Uploads are parsed in processes of their own, which are killed for their time or memory."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import threading
-import time
 from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
@@ -167,21 +165,3 @@ async def test_what_check_raises_kills_the_process_at_once(parser: DocumentParse
         await task
     await asyncio.to_thread(child.join, 60)
     assert child.exitcode in (-signal.SIGTERM, -signal.SIGKILL)  # it did not come to its end
-
-
-async def test_a_client_that_leaves_at_any_moment_leaves_nothing_behind(
-    parser: DocumentParser, capfd: pytest.CaptureFixture[str]
-) -> None:
-    body = uploads.form([("a.txt", b"A text of some words. " * 20_000)])
-    for wait_s in (0.0, 0.02, 0.05, 0.08, 0.1, 0.15, 0.2, 0.3):
-        ends = time.monotonic() + wait_s
-
-        def check(ends: float = ends) -> None:
-            if time.monotonic() > ends:
-                raise CancelledError("The client left.")
-
-        with contextlib.suppress(CancelledError):
-            await asyncio.to_thread(parser.parse, UPLOAD, body, check)
-    assert not [child for child in active_children() if child.name == "ragkv-parse"]
-    assert capfd.readouterr().err == ""
-    assert not [one for one in threading.enumerate() if one.name.startswith("ragkv-parse")]

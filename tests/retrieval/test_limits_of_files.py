@@ -13,6 +13,7 @@ from ragkv.retrieval import Document, ParseLimits, load_bytes
 from ragkv.retrieval.documents import alone
 from ragkv.retrieval.documents.alone import LoneParser
 from ragkv.retrieval.documents.reading import CHARS_PER_BYTE, LEAST_CHARS, codec_of
+from tests.runtime import lone_work
 
 from . import sample_files
 from .test_formats import ENTITIES
@@ -121,19 +122,6 @@ def test_entities_are_found_in_parts_of_any_name(part: str, encoding: str) -> No
 # Time and memory
 
 
-def _slow(*_: object) -> None:
-    while True:
-        pass
-
-
-def _large(*_: object) -> bytes:
-    return bytes(3 << 30)
-
-
-def _refused(file: Path, *_: object) -> object:
-    return MissingExtraError("mammoth", "office", f"Reading {file}")
-
-
 @pytest.fixture
 def parser() -> Iterator[LoneParser]:
     with LoneParser(seconds=20, memory_bytes=512 << 20) as parser:
@@ -154,9 +142,9 @@ def test_a_file_is_parsed_in_another_process_as_in_this_one(parser: LoneParser) 
 @pytest.mark.parametrize(
     ("work", "seconds", "error", "why"),
     [
-        (_slow, 2.0, DocumentError, "took more than 2 s"),
-        (_large, 60.0, DocumentError, "took more than 512 MiB of memory"),
-        (_refused, 60.0, MissingExtraError, "pip install"),
+        (lone_work.endless, 2.0, DocumentError, "took more than 2 s"),
+        (lone_work.large, 60.0, DocumentError, "took more than 512 MiB of memory"),
+        (lone_work.refused, 60.0, MissingExtraError, "pip install"),
     ],
 )
 def test_a_file_that_takes_too_much_costs_this_file(

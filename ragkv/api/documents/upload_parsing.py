@@ -1,22 +1,16 @@
 """From the bytes of a request's body to documents: a JSON body, or a form with files.
 
-Large bodies and all files are parsed in a killable process (`parser.py`), which limits itself first
-(`parse_alone`). It is forked from multiprocessing's fork server, which has this module loaded, and
-neither torch nor a web framework. It inherits no open file of the server. A file name is a name,
-never a path, and no file is written.
+Large bodies and all files are parsed in a killable process (`parser.py`), which has this module
+loaded, and neither torch nor a web framework. A file name is a name, never a path, and no file is
+written.
 """
 
 import contextlib
-import ctypes
 import hashlib
 import math
-import os
-import resource
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from io import BytesIO
-from multiprocessing.connection import Connection
 from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
@@ -25,7 +19,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, parse_options_header
 
 from ragkv.body_errors import describe_errors
-from ragkv.errors import DocumentError, DocumentLimitError, MissingExtraError
+from ragkv.errors import DocumentError, DocumentLimitError, MissingExtraError, RagKVError
 from ragkv.retrieval import Document, ParseLimits, Passage, Splitter, load_bytes
 from ragkv.retrieval.documents.files import KNOWN, has_loader
 
@@ -38,9 +32,6 @@ MAX_NAME = 255
 FORM = "multipart/form-data"
 LIMIT_CODE = "document_limit"
 _NOT_A_FORM = "A form must have files, and nothing else"
-NICENESS = 10  # Answers are computed first.
-# The number of prctl's option that names the signal which the end of a parent sends.
-PR_SET_PDEATHSIG = 1
 # The form's parser writes larger files to a disk: here none is.
 _IN_MEMORY = {"MAX_MEMORY_FILE_SIZE": math.inf}
 
@@ -67,7 +58,7 @@ class Parsed:
     split_by: str = ""  # the splitter's fingerprint
 
 
-class UploadError(Exception):
+class UploadError(RagKVError):
     """A body that is refused; it becomes an `ApiError`."""
 
     def __init__(
@@ -81,32 +72,13 @@ class UploadError(Exception):
         self.code = code
 
 
-def parse_alone(
-    answer: Connection, upload: Upload, body: bytes, cpu_s: int, memory_bytes: int
-) -> None:
-    """Send the documents of one upload and their passages, or why it is refused.
-
-    `None` is sent if the memory was not enough. The name of an error is sent for a parser that
-    fails: what it says may quote the upload.
-    """
-    try:
-        _limit_this_process(cpu_s, memory_bytes)
-        documents = parse_upload(upload, body)
-        splitter = upload.splitter
-        if splitter is None:
-            found = Parsed(documents)
-        else:
-            passages = {document.id: splitter.split(document) for document in documents}
-            found = Parsed(documents, passages, splitter.fingerprint)
-        answer.send(found)
-    except UploadError as error:
-        answer.send(error)
-    except MemoryError:
-        answer.send(None)
-    except Exception as error:
-        answer.send(type(error).__name__)
-    except BaseException:  # libraries in Rust panic when no memory is left
-        answer.send(None)
+def parse_and_split(upload: Upload, body: bytes) -> Parsed:
+    """The documents of one upload and their passages. Raises `UploadError`."""
+    documents = parse_upload(upload, body)
+    if (splitter := upload.splitter) is None:
+        return Parsed(documents)
+    passages = {document.id: splitter.split(document) for document in documents}
+    return Parsed(documents, passages, splitter.fingerprint)
 
 
 def parse_upload(upload: Upload, body: bytes) -> list[Document]:
@@ -250,37 +222,3 @@ def _form_files(body: bytes, boundary: bytes, most: int) -> list[tuple[str, byte
     if not files or not ends:
         raise UploadError(400, f"{_NOT_A_FORM}.", "files")
     return files
-
-
-def _virtual_bytes() -> int | None:
-    """The size of this process's address space; `None` where the system is not Linux."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    except OSError:
-        return None
-
-
-def _limit_this_process(cpu_s: int, memory_bytes: int) -> None:
-    """No written files, no child processes, no environment, no log; so much CPU time and memory.
-
-    It ends at the first signal, and with the fork server, which ends with the server: also if that
-    was killed.
-    """
-    os.environ.clear()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # no threads
-    os.nice(NICENESS)
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for output in (1, 2):  # libraries quote what they read
-        os.dup2(nowhere, output)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    with contextlib.suppress(AttributeError, OSError):  # Linux only
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NPROC: 0}
-    if (held := _virtual_bytes()) is not None:  # the body and the tokenizer are there already
-        limits[resource.RLIMIT_AS] = held + memory_bytes
-    # It ends by SIGXCPU, which says why, also if the server was killed meanwhile; at the second
-    # number by SIGKILL.
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
-    for kind, most in limits.items():
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(kind, (most, most))
