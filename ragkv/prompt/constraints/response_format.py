@@ -1,13 +1,12 @@
 """The form of an answer, as a value, and the limits of a schema. Pure Python.
 
-A schema comes from strangers. This file checks what the compiler does not limit by itself. The
-compiler limits the size of a grammar, its states, and the steps of regular expressions.
+A schema comes from strangers. What is checked here is its size. The work of compiling it is bounded
+where it is compiled first (`trial.py`).
 """
 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from typing import Any, Literal, Self
 
 from ragkv.errors import InputError, SchemaError
@@ -15,26 +14,8 @@ from ragkv.errors import InputError, SchemaError
 SCHEMA_CHARS = 100_000  # A schema has at most `SCHEMA_CHARS` characters as JSON.
 SCHEMA_DEPTH = 64  # Values nest at most `SCHEMA_DEPTH` deep; an object in an object is two levels.
 SCHEMA_VALUES = 10_000  # A schema has at most `SCHEMA_VALUES` JSON values.
-# If `allOf` or a `$ref` with neighbours joins subschemas, at most `JOINED_PATTERNS` patterns and
-# formats are accepted.
-JOINED_PATTERNS = 8
-# `multipleOf` has at most `MULTIPLE_DIGITS` digits that count: an automaton has as many states as
-# the number.
-MULTIPLE_DIGITS = 4
 
 Path = tuple[str | int, ...]
-_NEXT_TO_REF = {
-    "$ref",
-    "$defs",
-    "definitions",
-    "description",
-    "title",
-    "default",
-    "examples",
-    "deprecated",
-    "$comment",
-}
-
 CallSyntax = Literal["tagged", "list", "parameters", "arguments"]
 
 
@@ -140,7 +121,7 @@ def _check(schema: dict[str, Any]) -> None:
     """Raise `SchemaError` for a schema that exceeds a limit."""
     if "x-guidance" in schema:
         raise SchemaError("/x-guidance", "options of the compiler are not accepted in a schema")
-    chars = patterns = joins = 0
+    chars = 0
     for values, (path, value) in enumerate(_values(schema), 1):
         chars += (len(value) if isinstance(value, str) else 0) + (len(str(path[-1])) if path else 0)
         if len(path) > SCHEMA_DEPTH:
@@ -151,22 +132,6 @@ def _check(schema: dict[str, Any]) -> None:
             raise SchemaError(
                 "", f"it has more than {SCHEMA_VALUES} values or {SCHEMA_CHARS} characters"
             )
-        if isinstance(value, dict):
-            named = value.get("patternProperties")
-            patterns += (
-                ("pattern" in value)
-                + ("format" in value)
-                + (len(named) if isinstance(named, Mapping) else 0)
-            )
-            joins += "allOf" in value or ("$ref" in value and bool(value.keys() - _NEXT_TO_REF))
-            _check_multiple(path, value.get("multipleOf"))
-    if joins and patterns > JOINED_PATTERNS:
-        reason = (
-            f"it joins subschemas (allOf, or keywords next to $ref) and has {patterns} patterns "
-            "and formats; with "
-            f"joined subschemas at most {JOINED_PATTERNS} are accepted"
-        )
-        raise SchemaError("", reason)
 
 
 def _values(schema: Any) -> Iterator[tuple[Path, Any]]:
@@ -179,14 +144,3 @@ def _values(schema: Any) -> Iterator[tuple[Path, Any]]:
             waiting += [((*path, key), inner) for key, inner in value.items()]
         elif isinstance(value, list | tuple):
             waiting += [((*path, number), inner) for number, inner in enumerate(value)]
-
-
-def _check_multiple(path: Path, multiple: Any) -> None:
-    if isinstance(multiple, int | float) and not isinstance(multiple, bool):
-        digits = "".join(map(str, Decimal(str(multiple)).as_tuple().digits)).strip("0")
-        if len(digits) > MULTIPLE_DIGITS or multiple > 10**MULTIPLE_DIGITS:
-            reason = (
-                f"multipleOf is {multiple}; numbers of more than {MULTIPLE_DIGITS} digits "
-                "are not supported"
-            )
-            raise SchemaError(pointer((*path, "multipleOf")), reason)

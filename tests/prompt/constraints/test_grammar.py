@@ -106,6 +106,18 @@ HOSTILE: dict[str, Any] = {
     "patterns joined": {
         "allOf": [{"type": "string", "pattern": f".*a.{{{n}}}b"} for n in range(8)]
     },
+    "many patterns joined": {
+        "allOf": [{"type": "string", "pattern": f".*a.{{{n}}}b"} for n in range(20)]
+    },
+    "patterns next to a reference": {
+        "$ref": "#/$defs/p0",
+        "type": "string",
+        "pattern": "^(a|b)*a(a|b){15}$",
+        "$defs": {"p0": {"pattern": "^(b|a)*b(b|a){17}$", "type": "string"}},
+    },
+    "a large multiple": {"type": "integer", "multipleOf": 99_991},
+    "a larger multiple": {"type": "integer", "multipleOf": 9_999_991},
+    "a multiple of many digits": {"type": "number", "multipleOf": 0.1234567},
     "primes": {
         "allOf": [{"type": "string", "pattern": f"^(a{{{n}}})+b$"} for n in (101, 103, 107)]
     },
