@@ -35,12 +35,28 @@ from .options import (
 from .output import console, print_json, print_note
 from .running_server import ServedAnswer, ask_server, served_answer, server_of, start_server
 
+Words = Annotated[
+    list[str], typer.Argument(metavar="QUESTION", help="The question, quoted or not.")
+]
+ReuseChoice = Annotated[
+    ReuseMode,
+    typer.Option(
+        "--reuse",
+        rich_help_panel=ANSWER,
+        help="Which stored KV is used; none: full recompute.",
+    ),
+]
+Keep = Annotated[
+    str | None,
+    typer.Option(
+        help="Leave a server running, for fast next answers, until it was idle for so long: 10m."
+    ),
+]
+
 
 @with_engine_options
 def ask(
-    words: Annotated[
-        list[str], typer.Argument(metavar="QUESTION", help="The question, quoted or not.")
-    ],
+    words: Words,
     options: EngineOptions,
     k: Passages = 6,
     retriever: Retriever = None,
@@ -48,19 +64,10 @@ def ask(
     order: PromptOrder = None,
     ratio: Ratio = None,
     selector: SelectorName = None,
-    reuse: Annotated[
-        ReuseMode,
-        typer.Option(rich_help_panel=ANSWER, help="Which stored KV is used; none: full recompute."),
-    ] = "fused",
+    reuse: ReuseChoice = "fused",
     temperature: Temperature = 0.0,
     max_new_tokens: MaxNewTokens = 64,
-    keep: Annotated[
-        str | None,
-        typer.Option(
-            help="Leave a server running, for fast next answers, until it was idle for so long: "
-            "10m."
-        ),
-    ] = None,
+    keep: Keep = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer a question from the ingested documents. Shows the sources and how much KV was reused.
@@ -72,56 +79,52 @@ def ask(
     check_words("question", question)
     require_index(options.home)
     options.config()  # a wrong setting is an error, whoever answers
-    filters = metadata_filter(where)
+    search: dict[str, Any] = {
+        "retriever": retriever,
+        "order": order,
+        "filter": metadata_filter(where) or None,
+    }
+    by_server = options.uses_server_settings and not temperature
+    if keep is not None:
+        _keep_server(options, keep, by_server)
+    answered = None
+    if by_server:
+        body = {"question": question, "k": k, **search, "reuse": reuse, "selector": selector}
+        body["max_tokens"] = max_new_tokens
+        if ratio is not None:
+            body["ratio"] = ratio
+        answered = ask_server(options.home, options.model, "/v1/ask", body, served_answer)
+        if answered is None and not as_json:
+            print_note(
+                "this loads the model, which takes most of the time; with --keep 10m a server "
+                "keeps it for the next questions."
+            )
+    if answered is not None:
+        _show(question, answered, as_json)
+        return
     answering = answer_options(ratio, selector, temperature, max_new_tokens)
     answering["reuse"] = reuse
+    with options.rag(reads=True) as rag:
+        hits = rag.retrieve(question, k, retriever=retriever, where=search["filter"], order=order)
+        *_, answer = rag.stream(question, hits, **answering)
+        assert isinstance(answer, Answer)
+        _show(question, ServedAnswer(answer, hits), as_json)
+        rag.engine.flush()  # after the answer is shown: encodes the chunks that were missed
 
-    def show(answered: ServedAnswer) -> None:
-        if as_json:
-            print_json({"question": question, "answer": answered.answer, "hits": answered.hits})
-        else:
-            _show(answered)
 
-    by_server = options.uses_server_settings and not temperature
-    if keep is not None and not by_server:
+def _keep_server(options: EngineOptions, keep: str, by_server: bool) -> None:
+    """Start a server of the home that ends when it was idle for `keep`, unless one runs. Raises
+    `InputError` if the question is for none.
+    """
+    if not by_server:
         raise InputError(
             "--keep starts a server with the home's settings: leave the model's options and "
             "--temperature out."
         )
-    if keep is not None and server_of(options.home, options.model) is None:
+    idle_s = seconds_of(keep)
+    if server_of(options.home, options.model) is None:
         with output.working("starting a server"):
-            start_server(options.home, options.model, options.settings, seconds_of(keep))
-    if by_server:
-        body: dict[str, Any] = {
-            "question": question,
-            "k": k,
-            "reuse": reuse,
-            "max_tokens": max_new_tokens,
-        }
-        body |= {
-            "retriever": retriever,
-            "order": order,
-            "selector": selector,
-            "filter": filters or None,
-        }
-        if ratio is not None:
-            body["ratio"] = ratio
-        if (
-            answered := ask_server(options.home, options.model, "/v1/ask", body, served_answer)
-        ) is not None:
-            show(answered)
-            return
-    if by_server and not as_json:
-        print_note(
-            "this loads the model, which takes most of the time; with --keep 10m a server keeps it "
-            "for the next questions."
-        )
-    with options.rag(reads=True) as rag:
-        hits = rag.retrieve(question, k, retriever=retriever, where=filters, order=order)
-        *_, answer = rag.stream(question, hits, **answering)
-        assert isinstance(answer, Answer)
-        show(ServedAnswer(answer, hits))
-        rag.engine.flush()  # after the answer is shown: encodes the chunks that were missed
+            start_server(options.home, options.model, options.settings, idle_s)
 
 
 def _why_nothing_was_reused(spans: Sequence[PromptSpan]) -> list[str]:
@@ -132,8 +135,11 @@ def _why_nothing_was_reused(spans: Sequence[PromptSpan]) -> list[str]:
     return list(dict.fromkeys(span.why for span in chunks if span.why))
 
 
-def _show(answered: ServedAnswer) -> None:
+def _show(question: str, answered: ServedAnswer, as_json: bool) -> None:
     """Print an answer, its sources and what was reused."""
+    if as_json:
+        print_json({"question": question, "answer": answered.answer, "hits": answered.hits})
+        return
     if not answered.hits:
         print_note("no passage matches; the model answered without documents.")
     console.print(answered.answer.text, style="bold")

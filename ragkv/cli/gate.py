@@ -2,6 +2,7 @@
 machine.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,74 +15,72 @@ from .options import AsJson, EngineOptions, Passages, with_engine_options
 from .output import console, print_json, print_note
 
 if TYPE_CHECKING:
-    from ragkv.control.gate_result import GateResult
+    from ragkv.control.gate_result import GateResult, Tolerance
+    from ragkv.retrieval.rag import Rag
+
+
+Questions = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        dir_okay=False,
+        show_default="pieces of the documents",
+        help="Measure on the answers to these: one a line, or JSON lines with the field question.",
+    ),
+]
+Tried = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--selector",
+        help="Try only this selector; repeatable.",
+        show_default="the settings' and others",
+        metavar="NAME",
+    ),
+]
+Differing = Annotated[
+    float,
+    typer.Option(
+        "--tolerance",
+        min=0,
+        max=1,
+        help="Share of the predictions that may differ from full recompute's.",
+    ),
+]
+Divergence = Annotated[
+    float,
+    typer.Option("--kl", min=0, help="KL to full recompute that is tolerated, nats per token."),
+]
+Minutes = Annotated[float, typer.Option(min=0, help="About how long to measure at most.")]
+Apply = Annotated[
+    bool, typer.Option("--apply", help="Keep the answer: engines on this home use it.")
+]
 
 
 @with_engine_options
 def gate(
     options: EngineOptions,
     k: Passages = 6,
-    questions: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            show_default="pieces of the documents",
-            help="Measure on the answers to these: one a line, or JSON lines with the field "
-            "question.",
-        ),
-    ] = None,
-    selector: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Try only this selector; repeatable.",
-            show_default="the settings' and others",
-            metavar="NAME",
-        ),
-    ] = None,
-    tolerance: Annotated[
-        float,
-        typer.Option(
-            min=0, max=1, help="Share of the predictions that may differ from full recompute's."
-        ),
-    ] = 0.02,
-    kl: Annotated[
-        float, typer.Option(min=0, help="KL to full recompute that is tolerated, nats per token.")
-    ] = 0.05,
-    minutes: Annotated[float, typer.Option(min=0, help="About how long to measure at most.")] = 5.0,
-    apply: Annotated[
-        bool, typer.Option("--apply", help="Keep the answer: engines on this home use it.")
-    ] = False,
+    questions: Questions = None,
+    selector: Tried = None,
+    tolerance: Differing = 0.02,
+    kl: Divergence = 0.05,
+    minutes: Minutes = 5.0,
+    apply: Apply = False,
     as_json: AsJson = False,
 ) -> None:
     """Find the fastest setting within 2 % of full recompute on this corpus, and how fast it is on
     this machine.
     """
     from ragkv.control.gate_result import Tolerance
-    from ragkv.lab.gate import gate as measure
     from ragkv.lab.gate import save
-    from ragkv.lab.gate_prompts import gate_prompts, read_questions
 
     with options.rag() as rag:
-        with output.working("making prompts"):
-            probes = gate_prompts(rag, k, () if questions is None else read_questions(questions))
-        with output.progress("comparing with full recompute") as on_progress:
-            result = measure(
-                rag.engine,
-                probes,
-                source="retrieved passages"
-                if questions is None
-                else "questions, with the passages they find",
-                selectors=selector or (),
-                tolerance=Tolerance(1.0 - tolerance, kl),
-                limit_s=60.0 * minutes,
-                on_progress=on_progress,
-            )
+        tolerated = Tolerance(1.0 - tolerance, kl)
+        result = _measured(rag, k, questions, selector or (), tolerated, 60.0 * minutes)
         file = save(rag.engine, result) if apply else None
     if as_json:
-        print_json(
-            {"headline": str(result), "answer": result.answer, "applied": apply, **asdict(result)}
-        )
+        head = {"headline": str(result), "answer": result.answer, "applied": apply}
+        print_json({**head, **asdict(result)})
         return
     _show(result)
     if apply:
@@ -91,6 +90,33 @@ def gate(
         )
     else:
         print_note("nothing was changed; `ragkv gate --apply` keeps the answer.")
+
+
+def _measured(
+    rag: "Rag",
+    k: int,
+    questions: Path | None,
+    selectors: Sequence[str],
+    tolerance: "Tolerance",
+    limit_s: float,
+) -> "GateResult":
+    """Make prompts of a corpus, and compare settings on them with full recompute."""
+    from ragkv.lab.gate import gate as measure
+    from ragkv.lab.gate_prompts import gate_prompts, read_questions
+
+    with output.working("making prompts"):
+        probes = gate_prompts(rag, k, () if questions is None else read_questions(questions))
+    source = "retrieved passages" if questions is None else "questions, with the passages they find"
+    with output.progress("comparing with full recompute") as on_progress:
+        return measure(
+            rag.engine,
+            probes,
+            source=source,
+            selectors=selectors,
+            tolerance=tolerance,
+            limit_s=limit_s,
+            on_progress=on_progress,
+        )
 
 
 def _show(result: "GateResult") -> None:

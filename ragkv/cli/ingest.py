@@ -40,36 +40,40 @@ BY_DEFAULT_S = 5.0  # So long KV is computed: enough for some notes, and to tell
 NAMED = 5  # So many files are named for each reason to ignore them; --json names all.
 
 
+ChunkTokens = Annotated[
+    int | None, typer.Option(help="Longest chunk, in tokens.", show_default=str(CHUNK_TOKENS))
+]
+Encoding = Annotated[
+    str | None,
+    typer.Option(
+        help="Encoding of text, whatever a page declares; auto guesses it.", show_default="UTF-8"
+    ),
+]
+Prune = Annotated[
+    bool, typer.Option("--prune", help="Delete documents whose files are gone from the folders.")
+]
+AllKv = Annotated[
+    bool, typer.Option("--kv", help="Compute the KV of all chunks now, however long it takes.")
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        help="About how long KV is computed at most; 0: none.",
+        show_default=f"{BY_DEFAULT_S:g} seconds",
+    ),
+]
+
+
 @with_engine_options
 def ingest(
     paths: Annotated[list[Path], typer.Argument(help="Files and folders.")],
     options: EngineOptions,
-    chunk_tokens: Annotated[
-        int | None,
-        typer.Option(help="Longest chunk, in tokens.", show_default=str(CHUNK_TOKENS)),
-    ] = None,
-    encoding: Annotated[
-        str | None,
-        typer.Option(
-            help="Encoding of text, whatever a page declares; auto guesses it.",
-            show_default="UTF-8",
-        ),
-    ] = None,
-    prune: Annotated[
-        bool,
-        typer.Option("--prune", help="Delete documents whose files are gone from the folders."),
-    ] = False,
-    all_kv: Annotated[
-        bool, typer.Option("--kv", help="Compute the KV of all chunks now, however long it takes.")
-    ] = False,
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help="About how long KV is computed at most; 0: none.",
-            show_default=f"{BY_DEFAULT_S:g} seconds",
-        ),
-    ] = None,
+    chunk_tokens: ChunkTokens = None,
+    encoding: Encoding = None,
+    prune: Prune = False,
+    all_kv: AllKv = False,
+    minutes: Minutes = None,
     as_json: AsJson = False,
 ) -> None:
     """Index documents, and begin to compute the KV of their chunks. Unchanged files are skipped.
@@ -78,22 +82,15 @@ def ingest(
     Ctrl-C and SIGTERM keep what is done, and the same command goes on. KV ends when
     store.disk_bytes are full. The exit status is 1 if a file failed.
     """
-    missing = [path for path in paths if not os.path.lexists(path)]
-    if len(missing) == len(paths):  # said before the model is loaded
-        raise DocumentError(
-            f"Cannot read {missing[0]}: there is no such file or folder. Check the path."
-        )
+    _check(paths, prune)
     if all_kv and minutes is not None:
         raise InputError("--kv has no limit of time: leave --kv or --minutes out.")
-    if not prune and not any(_holds_a_file(path) for path in paths):
-        said = "an empty folder" if len(paths) == 1 else "an empty folder, and so are the others"
-        raise DocumentError(f"No documents: {paths[0]} is {said}. Check the path.")
     server = server_of(options.home, options.model) if options.uses_server_settings else None
     if server is None:
         options.check_writable()
     from ragkv.retrieval import ParseLimits
     from ragkv.retrieval.documents.alone import LoneParser
-    from ragkv.retrieval.rag import FileOptions, nothing_read
+    from ragkv.retrieval.rag import FileOptions
 
     began = time.monotonic()
     os.nice(NICENESS)
@@ -107,10 +104,11 @@ def ingest(
             report = _indexed(rag, paths, how, check, began)
             if not as_json:
                 _show(report, rag.index.stats().passages)
-            limit_s = math.inf if all_kv else BY_DEFAULT_S if minutes is None else 60 * minutes
+            speed = None
             if server is not None:
                 _note_server(server, report)
             else:
+                limit_s = math.inf if all_kv else BY_DEFAULT_S if minutes is None else 60 * minutes
                 kv, speed = _encoded(rag, report.index, check, limit_s)
                 report = replace(report, kv=kv)
         except CancelledError as error:
@@ -118,33 +116,60 @@ def ingest(
             raise typer.Exit(INTERRUPTED) from None
         if rag.index.notice:
             print_note(rag.index.notice)
-    kv = report.kv
+    seconds = time.monotonic() - began
+    if as_json:
+        _print_json(report, seconds)
+    elif speed is not None:
+        console.print(f"{_kv_line(report.kv, speed)} In all {duration(seconds)}.")
+    _note_kv(report.kv)
+    _end(paths, report, was_interrupted=check.is_set)
+
+
+def _check(paths: Sequence[Path], prune: bool) -> None:
+    """Raise `DocumentError` for paths without files, before the model is loaded."""
+    missing = [path for path in paths if not os.path.lexists(path)]
+    if len(missing) == len(paths):
+        raise DocumentError(
+            f"Cannot read {missing[0]}: there is no such file or folder. Check the path."
+        )
+    if not prune and not any(_holds_a_file(path) for path in paths):
+        said = "an empty folder" if len(paths) == 1 else "an empty folder, and so are the others"
+        raise DocumentError(f"No documents: {paths[0]} is {said}. Check the path.")
+
+
+def _end(paths: Sequence[Path], report: "RagIngestReport", was_interrupted: bool) -> None:
+    """Raise what the exit status says: that nothing was read, a file failed, or it was stopped."""
+    from ragkv.retrieval.rag import nothing_read
+
+    if (problem := nothing_read(paths, report.files)) is not None:
+        raise DocumentError(problem)
+    if any(outcome.status == "failed" for outcome in report.files):
+        raise typer.Exit(1)
+    if was_interrupted:
+        print_note("the same command goes on.")
+        raise typer.Exit(INTERRUPTED)
+
+
+def _print_json(report: "RagIngestReport", seconds: float) -> None:
+    """The report without the texts of the index."""
+    names = ("added", "changed", "unchanged", "deleted", "embedded_texts")
+    index = {name: getattr(report.index, name) for name in names}
+    shown = {"files": report.files, "kv": report.kv, "deleted_entries": report.deleted_entries}
+    print_json({**shown, "index": index, "counts": _counts(report), "seconds": round(seconds, 3)})
+
+
+def _note_kv(kv: "WarmReport") -> None:
+    """Say what became of the KV that is not stored."""
     if kv.failed:
         print_note(
             f"Not stored: {counted(kv.failed, 'entry')}. Questions that need these chunks "
             "compute them."
         )
-    if as_json:
-        # without the texts of the index
-        names = ("added", "changed", "unchanged", "deleted", "embedded_texts")
-        index = {name: getattr(report.index, name) for name in names}
-        seconds = round(time.monotonic() - began, 3)
-        shown = {"files": report.files, "kv": kv, "deleted_entries": report.deleted_entries}
-        print_json({**shown, "index": index, "counts": _counts(report), "seconds": seconds})
-    elif server is None:
-        console.print(f"{_kv_line(kv, speed)} In all {duration(time.monotonic() - began)}.")
     if kv.left:
         print_note(
             "what is left is computed by and by: by `ragkv serve` between questions, and by each "
             "question for its own passages; the same command with --kv computes it now."
         )
-    if (problem := nothing_read(paths, report.files)) is not None:
-        raise DocumentError(problem)
-    if any(outcome.status == "failed" for outcome in report.files):
-        raise typer.Exit(1)
-    if check.is_set:
-        print_note("the same command goes on.")
-        raise typer.Exit(INTERRUPTED)
 
 
 def _holds_a_file(path: Path) -> bool:
