@@ -1,14 +1,25 @@
-"""A full disk: how its errors are told from others, and work that is repeated once there is room.
+"""A full disk: how its errors are told from others, work that is repeated once there is room, and
+the space that deletions have then.
 
 Pure Python.
 """
 
 import errno
+import shutil
 import sqlite3
+import threading
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 
+from ragkv.config import MIB
+from ragkv.runtime import replace_file
+
 T = TypeVar("T")
+
+RESERVE_BYTES = 4 * MIB  # So much is kept for deletions ...
+SPARE = 3  # ... while so many times as much is free.
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -41,3 +52,27 @@ def making_room(work: Callable[[], T], give_way: Callable[[], bool]) -> T:
         except Exception as error:
             if not (is_disk_full(error) and give_way()):
                 raise
+
+
+class Reserve:
+    """Space on a disk for deletions alone. What is deleted is noted first, and a full disk takes no
+    note: without a reserve nothing could be deleted from it. Thread-safe.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "reserve"
+        self._lock = threading.Lock()
+
+    def keep(self) -> None:
+        """Take the space, unless it is taken or would be missed."""
+        with self._lock, suppress(OSError):
+            free = shutil.disk_usage(self._file.parent).free
+            if not self._file.exists() and free > SPARE * RESERVE_BYTES:
+                replace_file(self._file, bytes(RESERVE_BYTES))
+
+    def give_up(self) -> bool:
+        """Free the space; whether there was any."""
+        with self._lock, suppress(FileNotFoundError):
+            self._file.unlink()
+            return True
+        return False

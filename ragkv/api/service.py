@@ -268,21 +268,22 @@ class TenantExecutor:
         self.service = service
         self.principal = principal
 
-    async def run(self, work: Callable[[Tenant], T]) -> T:
+    async def run(self, work: Callable[[Tenant], T], deletes: bool = False) -> T:
         """Return what `work` returns; the tenant stays open meanwhile."""
-        return await self.run_batches(lambda tenant, _: work(tenant))
+        return await self.run_batches(lambda tenant, _: work(tenant), deletes)
 
-    async def run_batches(self, work: Callable[[Tenant, Check], T]) -> T:
+    async def run_batches(self, work: Callable[[Tenant, Check], T], deletes: bool = False) -> T:
         """Like `run`, for long work: it calls its second argument before each batch.
 
-        On a full disk KV gives way to what is stored or deleted, and the work is done again.
+        On a full disk KV gives way to what is stored, and also the reserve to what `deletes`; then
+        the work is done again.
         """
 
         def on_thread(check: Check) -> T:
             tenants = self.service.tenants
             with tenants.lease(self.principal) as tenant:
                 return making_room(
-                    lambda: work(tenant, check), lambda: tenants.give_way(tenant, check)
+                    lambda: work(tenant, check), lambda: tenants.give_way(tenant, check, deletes)
                 )
 
         return await self.service.run_task(self._request, self.principal, on_thread)

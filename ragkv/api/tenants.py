@@ -31,6 +31,7 @@ from ragkv.vllm.front import VllmBackend, VllmServer
 from .documents.collections import Collections, collection_pool
 from .documents.deletions import DeletionFollower
 from .documents.known_passages import KnownPassages
+from .full_disk import Reserve
 from .keys import Principal, Quota
 from .limits import Held, check_quota
 from .metrics import TenantStats
@@ -145,6 +146,7 @@ class Tenants(Closing):
             config.open_tenants, lambda tenant: tenant.close(encode_missed=not self._ending)
         )
         self._collections = collection_pool(config.open_collections)
+        self._reserve = Reserve(Path(config.home))
 
     @property
     def scheduler(self) -> Scheduler:
@@ -179,13 +181,15 @@ class Tenants(Closing):
             for name, one in self.opened().items()
         ]
 
-    def give_way(self, tenant: Tenant, check: Check) -> bool:
+    def give_way(self, tenant: Tenant, check: Check, deletes: bool) -> bool:
         """Give up KV, because the disk is full: the tenant's own, or if it has none that of others.
-        Whether that freed any space.
+        To work that `deletes` the reserve is given, too. Whether that freed any space.
         """
         check()
         others = (one for one in self.opened().values() if one is not tenant)
-        return any(one.engine.store.give_way() for one in (tenant, *others))
+        return any(one.engine.store.give_way() for one in (tenant, *others)) or (
+            deletes and self._reserve.give_up()
+        )
 
     def close(self) -> None:
         """Write everything and close all tenants, then the model. Soon: waiting missed chunks are
@@ -221,7 +225,8 @@ class Tenants(Closing):
         try:
             home = KnownHome.at(self._config.home, self._config.model)
             index = functools.partial(Rag, engine, embedder=self.embedder, home=home)
-            collections = Collections(directory, index, engine, self._collections)
+            pool = self._collections
+            collections = Collections(directory, index, engine, pool, self._reserve)
             tenant = Tenant(engine, collections, self._config.quotas, self._config.limits)
         except BaseException:
             engine.close()

@@ -68,24 +68,29 @@ class LoneProcess(Closing):
     several threads.
     """
 
-    def __init__(self, bounds: Bounds, name: str, preload: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, preload: Sequence[str] = ()) -> None:
         """The fork server imports the modules `preload` once, before its first process."""
-        self._bounds = bounds
         self._name = name
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([__name__, *preload])
         self._running: tuple[ForkServerProcess, Connection] | None = None
 
-    def run(self, work: Callable[..., T], *arguments: object, check: Check = no_check) -> T:
-        """What `work` returns there. Blocks.
+    def run(
+        self,
+        bounds: Bounds,
+        work: Callable[..., T],
+        *arguments: object,
+        check: Check = no_check,
+    ) -> T:
+        """What `work` returns there within `bounds`. Blocks.
 
         Raises the `RagKVError` that `work` raises, `LoneProcessError`, `NotStartedError`, and what
         `check` raises; all but the first end the process.
         """
-        ends = time.monotonic() + self._bounds.wall_s
+        ends = time.monotonic() + bounds.wall_s
         process, channel = self._started()
         try:
-            channel.send((work, arguments, self._bounds))
+            channel.send((work, arguments, bounds))
             while not channel.poll(POLL_S):
                 check()
                 if time.monotonic() > ends:

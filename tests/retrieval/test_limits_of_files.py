@@ -159,5 +159,6 @@ def test_a_file_that_takes_too_much_costs_this_file(
         with pytest.raises(error, match=why):
             list(parser.load(Path("a.txt"), b"x", None, ParseLimits()))
         monkeypatch.undo()
+    with LoneParser() as parser:
         (document,) = parser.load(Path("a.txt"), b"The mill.", None, ParseLimits())
         assert isinstance(document, Document)

@@ -18,7 +18,7 @@ BOUNDS = Bounds(wall_s=60.0, memory_bytes=256 << 20, cpu_s=20)
 
 @pytest.fixture
 def process() -> Iterator[LoneProcess]:
-    with LoneProcess(BOUNDS, "ragkv-test") as process:
+    with LoneProcess("ragkv-test") as process:
         yield process
 
 
@@ -28,7 +28,7 @@ def alive() -> int:
 
 def test_one_process_does_all_work_until_it_is_closed(process: LoneProcess) -> None:
     assert alive() == 0
-    assert process.run(lone_work.own_id) == process.run(lone_work.own_id)
+    assert process.run(BOUNDS, lone_work.own_id) == process.run(BOUNDS, lone_work.own_id)
     assert alive() == 1
     process.close()
     process.close()
@@ -36,7 +36,7 @@ def test_one_process_does_all_work_until_it_is_closed(process: LoneProcess) -> N
 
 
 def test_it_may_write_nothing_begin_nothing_and_knows_no_environment(process: LoneProcess) -> None:
-    assert process.run(lone_work.rights) == (0, 0, 1, True)
+    assert process.run(BOUNDS, lone_work.rights) == (0, 0, 1, True)
 
 
 @pytest.mark.parametrize(
@@ -52,21 +52,21 @@ def test_it_may_write_nothing_begin_nothing_and_knows_no_environment(process: Lo
 def test_work_above_a_bound_ends_its_process_and_the_next_work_gets_another(
     bounds: Bounds, work: Callable[..., object], bound: str | None
 ) -> None:
-    with LoneProcess(bounds, "ragkv-test") as process:
-        first = process.run(lone_work.own_id)
+    with LoneProcess("ragkv-test") as process:
+        first = process.run(BOUNDS, lone_work.own_id)
         with pytest.raises(LoneProcessError) as raised:
-            process.run(work)
+            process.run(bounds, work)
         assert raised.value.bound == bound
-        assert process.run(lone_work.own_id) != first
+        assert process.run(BOUNDS, lone_work.own_id) != first
 
 
 def test_our_errors_come_whole_and_others_by_their_names(process: LoneProcess) -> None:
-    first = process.run(lone_work.own_id)
+    first = process.run(BOUNDS, lone_work.own_id)
     with pytest.raises(MissingExtraError, match="pip install"):
-        process.run(lone_work.refused)
-    assert process.run(lone_work.own_id) == first
+        process.run(BOUNDS, lone_work.refused)
+    assert process.run(BOUNDS, lone_work.own_id) == first
     with pytest.raises(LoneProcessError) as raised:
-        process.run(lone_work.failing, "a secret")
+        process.run(BOUNDS, lone_work.failing, "a secret")
     assert (raised.value.reason, raised.value.bound) == ("ValueError", None)
 
 
@@ -81,7 +81,7 @@ def test_what_check_raises_ends_the_process_and_leaves_no_words(
                 raise CancelledError("The client left.")
 
         with pytest.raises(CancelledError):
-            process.run(lone_work.endless, bytes(1 << 20), check=check)
+            process.run(BOUNDS, lone_work.endless, bytes(1 << 20), check=check)
         assert alive() == 0
     assert capfd.readouterr().err == ""
     assert not [one for one in threading.enumerate() if one.name.startswith("ragkv-test")]
@@ -94,5 +94,5 @@ def test_a_system_that_starts_no_process_is_told_from_work_that_fails(
     with monkeypatch.context() as full:
         full.setattr("multiprocessing.forkserver.connect_to_new_process", refused)
         with pytest.raises(NotStartedError, match="temporarily unavailable"):
-            process.run(lone_work.own_id)
-    assert process.run(lone_work.own_id)
+            process.run(BOUNDS, lone_work.own_id)
+    assert process.run(BOUNDS, lone_work.own_id)

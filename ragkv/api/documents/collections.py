@@ -34,7 +34,7 @@ from ragkv.runtime import (
 from ragkv.store import EntryKey
 
 from ..errors import not_found
-from ..full_disk import making_room
+from ..full_disk import Reserve, making_room
 from .collection_folders import CollectionFolders, CollectionKey
 from .deletions import DeletionJournal
 from .upload_parsing import Parsed
@@ -66,15 +66,17 @@ class Collections(Closing):
         open_index: Callable[[Path], Rag],
         engine: Engine,
         pool: CollectionPool,
+        reserve: Reserve,
     ) -> None:
         """`directory` is the tenant's; `open_index` opens the index in a folder, on the tenant's
-        `engine`.
+        `engine`; `reserve` is the home's.
         """
         self.folders = CollectionFolders(directory)
         self.journal = DeletionJournal(directory)
         self._engine = engine
         self._open_index = open_index
         self._pool = pool
+        self._reserve = reserve
         # Held from a text's removal to the drop of its KV: if two collections remove a text, the
         # second drops its KV.
         self._dropping = threading.Lock()
@@ -123,6 +125,7 @@ class Collections(Closing):
         is open, its text stays on disk.
         """
         self._finish()
+        self._reserve.keep()
         for key in self._opened():
             if key.created is not None and self.folders.key(key.path.name) != key:
                 self._pool.discard(key, wait=False)
@@ -291,7 +294,7 @@ class Collections(Closing):
                     continue
                 try:
                     drop = partial(self._drop_all_of, folder)
-                    making_room(drop, self._engine.store.give_way)
+                    making_room(drop, self._make_room)
                 except Exception as error:
                     if self._unfinished[folder] != str(error):
                         log.exception("collection_erase_failed: it is tried again.")
@@ -300,6 +303,10 @@ class Collections(Closing):
                 shutil.rmtree(folder, ignore_errors=True)
                 del self._unfinished[folder]
             self._leave_disk()
+
+    def _make_room(self) -> bool:
+        """Give up KV, then the reserve, to a deletion. Whether that freed any space."""
+        return self._engine.store.give_way() or self._reserve.give_up()
 
     def _drop_all_of(self, folder: Path) -> None:
         """Drop the KV of all texts in a folder that no collection holds any more."""

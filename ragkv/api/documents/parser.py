@@ -57,9 +57,9 @@ class DocumentParser:
         Raises `UploadError`, `ApiError` if time or memory is used up, and what `check` raises,
         which kills the process.
         """
-        with LoneProcess(self._bounds, "ragkv-parse", LIBRARIES) as process:
+        with LoneProcess("ragkv-parse", LIBRARIES) as process:
             try:
-                return process.run(parse_and_split, upload, body, check=check)
+                return process.run(self._bounds, parse_and_split, upload, body, check=check)
             except LoneProcessError as error:
                 raise self._failed(error) from None
             except NotStartedError as error:

@@ -99,7 +99,7 @@ async def delete_collection(name: CollectionName, executor: TenantExecutorDep) -
         tenant.chat.forget_requests()  # unnamed conversations may contain the deleted texts
         return existed
 
-    if not await executor.run(work):
+    if not await executor.run(work, deletes=True):
         raise not_found("collection", name, "name")
     return schemas.Deleted(id=name)
 
@@ -172,7 +172,7 @@ async def delete_document(
             tenant.chat.forget_requests()  # unnamed conversations may contain the deleted text
         return bool(removal.deleted)
 
-    if not await executor.run_batches(work):
+    if not await executor.run_batches(work, deletes=True):
         raise not_found("document", document_id, "document_id")
     return schemas.Deleted(id=document_id)
 

@@ -72,7 +72,7 @@ async def show_session(session_id: SessionPath, executor: TenantExecutorDep) -> 
 @router.delete("/{session_id}", summary="Delete a conversation")
 async def delete_session(session_id: SessionPath, executor: TenantExecutorDep) -> Deleted:
     """Delete its history, and its KV unless another conversation shares it."""
-    await executor.run(lambda tenant: _stored_session(tenant, session_id).delete())
+    await executor.run(lambda tenant: _stored_session(tenant, session_id).delete(), deletes=True)
     return Deleted(id=session_id)
 
 

@@ -26,14 +26,14 @@ class LoneParser(Closing):
 
     def __init__(self, seconds: float = PARSE_S, memory_bytes: int = PARSE_BYTES) -> None:
         self._bounds = Bounds(seconds, memory_bytes)
-        self._process = LoneProcess(self._bounds, "ragkv-read", [__name__])
+        self._process = LoneProcess("ragkv-read", [__name__])
 
     def load(
         self, file: Path, data: bytes, encoding: str | None, limits: ParseLimits
     ) -> Iterator[Document | DocumentError]:
         """What `load_bytes` gives. Raises `DocumentError` for a file that took too much, too."""
         try:
-            yield from self._process.run(_load, file, data, encoding, limits)
+            yield from self._process.run(self._bounds, _load, file, data, encoding, limits)
         except LoneProcessError as error:
             took = {
                 "wall_s": f"took more than {self._bounds.wall_s:g} s",

@@ -94,15 +94,44 @@ def test_on_a_full_disk_deletions_are_made_and_kv_gives_way_to_documents(
             assert not list((disk / "home" / "collections").glob(".deleted-*"))
 
 
-def test_a_full_disk_without_kv_refuses_with_507_and_finishes_a_deletion_after_a_restart(
+@pytest.mark.parametrize("act", [delete_document, delete_collection, delete_conversation])
+def test_on_a_full_disk_without_kv_deletions_have_a_reserve_and_uploads_have_none(
+    reader: Engine, disk: Path, act: Callable[[TestClient], int]
+) -> None:
+    with client_of(app_on(reader, disk / "home", engine=CONFIG)) as client:
+        gone = stored(client, "one")
+        asked = {"question": "Who?", "collection": "one", "session_id": "s", "max_tokens": 1}
+        assert client.post("/v1/ask", json=asked).status_code == 200
+        engine = engine_of(client.app)
+        engine.flush()
+        reserve = disk / "home" / "reserve"
+        until(reserve.exists, 20.0)
+        fill(disk)
+        engine.store.give_way = lambda: False  # type: ignore[method-assign]
+        assert upload(client) == 507 and reserve.exists()
+        assert act(client) == 200
+        if act is delete_document:
+            assert client.get("/v1/collections/one").json()["documents"] == 2
+        if act is delete_collection:
+            assert on_disk(client, gone) == 0
+            assert not list((disk / "home" / "collections").glob(".deleted-*"))
+        (disk / "ballast").unlink()
+        until(reserve.exists, 20.0)
+
+
+def test_a_full_disk_without_kv_and_reserve_refuses_with_507_and_finishes_a_deletion_after_a_restart(
     reader: Engine, disk: Path
 ) -> None:
     with client_of(app_on(reader, disk / "home", engine=CONFIG)) as client:
         keys = stored(client, "one")
+        reserve = disk / "home" / "reserve"
+        until(reserve.exists, 20.0)
         fill(disk)
         client.app.state.service.tenants.give_way = lambda *_: False  # type: ignore[attr-defined]
         engine = engine_of(client.app)
         engine.store.give_way = lambda: False  # type: ignore[method-assign]
+        reserve.unlink()
+        fill(disk)
         refused = client.post(
             "/v1/collections/one/documents",
             json={"documents": [{"id": "new", "text": WORDS.format("new") * 200}]},
@@ -115,6 +144,8 @@ def test_a_full_disk_without_kv_refuses_with_507_and_finishes_a_deletion_after_a
         (disk / "ballast").unlink()
         until(lambda: on_disk(client, keys) == 0, 20.0)
         again = stored(client, "one")
+        until(reserve.exists, 20.0)
+        reserve.unlink()
         fill(disk)
         assert delete_collection(client) == 200 and on_disk(client, again) > 0
     (disk / "ballast").unlink()
