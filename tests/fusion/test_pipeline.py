@@ -40,7 +40,7 @@ class FakeLease(Lease):
     def read_encoded(self) -> Never:
         raise NotImplementedError
 
-    def close(self) -> None:
+    def release(self) -> None:
         pass
 
 
