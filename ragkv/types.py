@@ -70,7 +70,7 @@ class Timing:
     decode_s: float = 0.0  # from the first token to the last
     # tokens of the answer that were proposed because they followed in the prompt, and verified
     drafted: int = 0
-    accepted: int = 0  # how many of them were right: so many decoding steps were saved
+    accepted: int = 0  # how many of them were right; each saved a decoding step
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from .tenants import Tenant
 from .work import WorkContext
 
 DEFAULT_MAX_TOKENS = 256
-# The end of an answer waits so long, in seconds, until the turn of its conversation is on disk.
+# Seconds that the end of an answer waits until the turn of its conversation is on disk.
 SAVE_S = 5.0
 TITLE_CHARS = 80
 

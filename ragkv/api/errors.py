@@ -23,7 +23,7 @@ from .full_disk import is_disk_full
 
 log = logging.getLogger(__name__)
 
-RETRY_AFTER_S = 1  # A client waits so long after a 503, where there is no better estimate.
+RETRY_AFTER_S = 1  # after a 503, where there is no better estimate
 # The status of a request whose client closed the connection: it appears in logs only.
 CLIENT_GONE = 499
 

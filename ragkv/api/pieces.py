@@ -14,8 +14,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 log = logging.getLogger(__name__)
 
-FREE_PIECES = 1000  # A body may have so many pieces, whatever is in them ...
-PIECE_BYTES = 512  # ... and one more for so many bytes.
+FREE_PIECES = 1000  # pieces that a body may have, whatever is in them ...
+PIECE_BYTES = 512  # ... and the bytes for which it may have one more
 
 
 class BoundedConnection(h11.Connection):

@@ -35,8 +35,8 @@ from .settings import ServeConfig
 CUT_SHARE = 0.5
 # `KEEP_ALIVE_S` is twice the time of nginx, which so never sends on a connection that ends here.
 KEEP_ALIVE_S = 60
-HEAD_BYTES = 32 * 1024  # A request's line and headers may be so long: more than nginx passes on.
-# A thread that wants Python's lock gets it after so long: the event loop waits behind many answers.
+HEAD_BYTES = 32 * 1024  # of a request's line and headers, at most: more than nginx passes on
+# A thread that wants Python's lock gets it after this time: the event loop waits behind many answers.
 SWITCH_S = 0.0002
 WITHOUT_NGINX = (
     "Nothing bounds connections, slow clients and rates here, and there is no TLS: listen on "

@@ -30,12 +30,12 @@ from .settings import QueueConfig
 T = TypeVar("T")
 WaitIdle = Callable[[float, Callable[[], bool]], None]
 
-AHEAD = 64  # A stream's thread may be so many items ahead of the reader.
-BURST = 8  # After so many jobs at once, their freed memory is given back when none is left ...
-RELEASE_S = 60.0  # ... and on a server that is never idle, so often.
+AHEAD = 64  # items that a stream's thread may be ahead of the reader
+BURST = 8  # jobs at once after which freed memory is given back, when none is left ...
+RELEASE_S = 60.0  # ... and the time after which a server that is never idle gives it back
 BATCH_S = 0.01  # Less computing than this is not worth a pause.
 FREE_S = 0.2  # A task that computes less than this in all, such as a search, makes no pause.
-# A task waits at most so many times what its last batch computed, for each task that runs ...
+# A task waits at most this many times what its last batch computed, for each task that runs ...
 PAUSE_SHARE = 4.0
 PAUSE_S = 0.5  # ... and no longer than this, so that a cancelled one ends soon.
 

@@ -29,7 +29,7 @@ from .tools import Tool, ToolCall, response_text
 
 log = logging.getLogger(__name__)
 
-KEPT_BYTES = 16 * MIB  # Templates with tools are kept, of so many bytes in all.
+KEPT_BYTES = 16 * MIB  # of templates with tools that are kept
 # Messages of more characters for each token of the context are not rendered, searched or tokenized.
 CHARS_A_TOKEN = 16
 LONG_PROMPT = 2_000  # A prompt of fewer characters may hold no documents.

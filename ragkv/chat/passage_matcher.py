@@ -23,7 +23,7 @@ from ragkv.runtime.words import Word, words
 
 # Passages with a shorter key are not found, because reusing a few tokens gains nothing.
 WINDOW = 16
-MAX_FOUND = 256  # At most so many passages are found in one prompt.
+MAX_FOUND = 256  # passages that are found in one prompt, at most
 _ESCAPE = re.compile(
     # a pair of surrogates is one character
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|"

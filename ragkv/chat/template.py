@@ -21,7 +21,7 @@ from ragkv.runtime.outside_text import cuts_between, encode_markup, pieces_of
 
 from .tools import Tool, ToolCall, instructions, response_text, syntax_of
 
-KEPT_BYTES = MIB  # Openings are kept, of so many bytes in all.
+KEPT_BYTES = MIB  # of openings that are kept
 _MARK = "\u27e6ragkv-here\u27e7"
 _CUT = "\ufdd1"  # A cut while messages are rendered: a code point that stands for no character.
 

@@ -19,7 +19,7 @@ from ragkv.prompt.constraints import CallSyntax, ResponseFormat
 # OpenAI's: {"type": "function", "function": {"name", "description", "parameters"}}
 Tool = Mapping[str, Any]
 
-MOST_CALLS = 8  # A constrained answer has at most so many calls.
+MOST_CALLS = 8  # of a constrained answer
 _OPEN = "<tool_call>"
 _CLOSE = "</tool_call>"
 _OPENING_WORDS = ("[TOOL_CALLS]", "<|python_tag|>")

@@ -22,7 +22,7 @@ from ragkv.types import Answer, Reuse
 if TYPE_CHECKING:
     from ragkv.retrieval import Passage
 
-# A log, where no bar is shown, gets a first line after so long, then one every so often.
+# A log, where no bar is shown: when its first line is written, and how often the others.
 FIRST_LINE_S = 2.0
 LINE_EVERY_S = 10.0
 BEGAN = time.monotonic()  # of this command, as nearly as it can know

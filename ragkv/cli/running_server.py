@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 LIVE_S = 2.0  # The longest wait for /readyz, which answers at once.
 LOG = "server.log"  # What a server that a command started says, in its home.
-POLL_S = 0.05  # A server that is being started is asked again after so long.
+POLL_S = 0.05  # until a server that is being started is asked again
 ANSWER_S = 600.0  # The longest wait for an answer; the server's own deadline is shorter by default.
 
 T = TypeVar("T")

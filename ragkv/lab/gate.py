@@ -35,9 +35,9 @@ from ragkv.types import Chunk
 RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # Above half, fusing saves too little.
 # These are tried besides the config's.
 SELECTORS = ("none", "attention", "hkvd", "hkvd-gradual")
-NEXT_TOKENS = 16  # A prompt's question has so many tokens, and so many are compared behind it.
-LEAST_PROMPTS = 6  # At least so many prompts choose, however long they take.
-CONFIRMED = 3  # At most so many settings are measured again, until one keeps the tolerance.
+NEXT_TOKENS = 16  # tokens of a prompt's question, and as many are compared after it
+LEAST_PROMPTS = 6  # that choose, however long they take
+CONFIRMED = 3  # settings that are measured again at most, until one keeps the tolerance
 # A full recompute is sure of a token whose logit is `SURE` above the next: twice as likely.
 SURE = math.log(2)
 

@@ -16,8 +16,8 @@ from ragkv.retrieval import Hit
 from ragkv.retrieval.rag.rag import DEFAULT_K, Rag
 from ragkv.types import Chunk
 
-MOST_PROMPTS = 200  # At most so many prompts are made of documents; questions are all used.
-# A prompt has at least so many chunks: the first one directly follows the prefix, so it is exact.
+MOST_PROMPTS = 200  # made of documents, at most; questions are all used
+# Chunks of a prompt, at least: the first tokens of its first one are computed.
 LEAST_CHUNKS = 2
 
 

@@ -22,7 +22,7 @@ from .rows import Rows
 
 DEVICES = ("cpu", "cuda")  # Fusing is tested on these kinds of device.
 PROBE_TOKENS = 32
-# Logits may be off by so much: root mean square, relative to the logits' spread.
+# How far logits may be off: root mean square, relative to the logits' spread.
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-4}
 # In half precision rounding alone moves logits by some percent of their spread.
 _TOLERANCE_COARSE = 0.15

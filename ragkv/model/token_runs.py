@@ -17,7 +17,7 @@ from .attention import attend
 from .rope import RotaryTables
 from .rows import Pause, Rows, Seen
 
-# A pass has at most so many rows: more are hardly faster, and others wait for its layers.
+# Rows of a pass, at most: more are hardly faster, and others wait for its layers.
 PASS_ROWS = {"cpu": 512, "cuda": 4096}
 
 

@@ -46,7 +46,7 @@ class ScoredText(NamedTuple):
     score: float  # higher is better; comparable within one search only
 
 
-# the best texts, at most so many, best first
+# the best texts first; the number is a limit
 Ranking = Callable[[IndexFile, Query, int], Sequence[ScoredText]]
 
 

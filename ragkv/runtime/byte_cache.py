@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-# An object and its place in a table take so many bytes besides what they hold.
+# Bytes of an object and its place in a table, besides what they hold.
 OVERHEAD_BYTES = 512
 
 

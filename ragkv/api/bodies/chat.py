@@ -135,7 +135,9 @@ class ChatRequest(ClientPart, SamplingFields):
     n: Literal[1] | None = optional("One answer to a request.")
     logprobs: bool | None = optional("Return the log probability of each token of the answer.")
     top_logprobs: int | None = optional(
-        "And of so many most probable tokens; needs `logprobs`.", ge=0, le=MAX_LOGPROBS
+        "How many of the most probable tokens to return as well; needs `logprobs`.",
+        ge=0,
+        le=MAX_LOGPROBS,
     )
 
     tools: list[ToolDefinition] | None = optional("Functions it may call.", max_length=128)

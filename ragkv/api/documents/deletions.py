@@ -33,7 +33,7 @@ FILE = "deletions.sqlite"
 FOLLOWED = "deletions-followed.json"  # in the KV directory of each replica
 POLL_S = 2.0
 KEPT = 10_000  # So many notes are kept.
-WAIT_S = 30.0  # A change waits so long for another process that writes.
+WAIT_S = 30.0  # that a change waits for another process that writes
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);

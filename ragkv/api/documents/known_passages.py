@@ -21,7 +21,7 @@ from .collection_folders import CollectionFolders, CollectionKey
 log = logging.getLogger(__name__)
 
 BATCH = 500  # So many passages are read at once.
-PAUSE = 10  # The next look at all collections comes after so many times what the last one took.
+PAUSE = 10  # The next look at all collections waits this many times what the last one took.
 
 
 @dataclass(slots=True)

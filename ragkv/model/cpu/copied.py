@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from .int4 import Int4Copy
 
-COPY_BYTES = 2  # A copy takes so many bytes for each weight.
-# Up to so many rows of models in bfloat16 read copies in float16, where oneDNN is slower for one
+COPY_BYTES = 2  # of a copy, for each weight
+# Rows of models in bfloat16 that read copies in float16, where oneDNN is slower for one
 # row, or in four bits, which are slower with eight. All of a decoding step with drafts do, so that
 # they have the bits of single ones.
 FEW_ROWS = 4

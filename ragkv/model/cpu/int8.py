@@ -28,10 +28,10 @@ from .copied import call_packed
 
 # These layers stay as they are, because a rounded router would choose other experts.
 ROUTERS = ("gate", "router", "shared_expert_gate")
-WEIGHT_STEPS = 127  # A weight has so many steps on each side of zero.
+WEIGHT_STEPS = 127  # of a weight on each side of zero
 LEAST_SCALE = 1e-30  # A row of zeros has this scale.
-FEW_ROWS = 48  # FBGEMM multiplies faster up to so many rows (docs/research/weights.md).
-# FBGEMM keeps so many inputs together; a part of a block takes the memory of a whole one.
+FEW_ROWS = 48  # up to which FBGEMM multiplies faster (docs/research/weights.md)
+# Inputs that FBGEMM keeps together; a part of a block takes the memory of a whole one.
 BLOCK = 512
 TRIED_TOKENS = 128  # So many random tokens show the range of each input.
 

@@ -31,14 +31,14 @@ from .product_speed import gain_of_second, multiplies_bfloat16
 
 log = logging.getLogger(__name__)
 
-SPARE_BYTES = 512 << 20  # No copy takes the last so many bytes of free memory.
+SPARE_BYTES = 512 << 20  # free memory that no copy takes
 # So many threads copy at a time: each takes another four bytes for each weight of its layer
 # meanwhile.
 WORKERS = 4
-# Models in float32 read float16 copies for up to so many rows, whatever the processor.
+# Rows up to which models in float32 read float16 copies, whatever the processor.
 FLOAT32_ROWS = 48
-INT4_BYTES = 0.625  # A copy in four bits takes so many bytes for each weight, with its steps.
-# The product of so many rows shows whether float16 copies pay for any number of rows in float32.
+INT4_BYTES = 0.625  # of a copy in four bits, for each weight, with its steps
+# Rows of the product that shows whether float16 copies pay for any number of rows in float32.
 PASS_ROWS = 256
 # inputs and outputs of its layer, and of that for one row
 PASS_SHAPE = (1024, 512)

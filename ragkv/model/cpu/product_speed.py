@@ -23,18 +23,18 @@ from ragkv.runtime import DAMAGED, cache_folder, cpu_model, make_private_folder,
 
 log = logging.getLogger(__name__)
 
-ROWS = 64  # A product of so many rows stands for a prompt's rows.
+ROWS = 64  # of the product that is timed in place of a prompt's
 LAYER = (512, 1024)  # The inputs and outputs of its layer: it takes milliseconds.
 # So many rounds are timed; the first one is not counted: kernels are chosen and memory is mapped.
 ROUNDS = 4
-PAIR_ROUNDS = 16  # Two products that may differ by little are timed in so many rounds.
+PAIR_ROUNDS = 16  # of timing two products that may differ by little
 SWITCHES = (  # These variables limit the instructions that libraries may use.
     "ONEDNN_MAX_CPU_ISA",
     "ATEN_CPU_CAPABILITY",
     "MKL_ENABLE_INSTRUCTIONS",
     "FBGEMM_ENABLE_INSTRUCTIONS",
 )
-LEAST_S = 2e-4  # One measurement repeats short products until so many seconds have passed.
+LEAST_S = 2e-4  # A measurement repeats short products for at least this time.
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 

@@ -18,7 +18,7 @@ from ..adapter import Adapter
 from ..promptkv import PromptKV, Recording
 from ..rows import Pause, Rows, Seen
 
-# A trial steps behind so many tokens: SDPA cuts keys at 512, MKL its sums from 192 on.
+# Tokens before the steps of a trial: SDPA cuts keys at 512, MKL its sums from 192 on.
 TRIED_LENGTHS = (1022, 250)
 
 

@@ -27,10 +27,10 @@ from ragkv.runtime.waiting import POLL_S
 from . import trial
 from .response_format import CallFormat, ResponseFormat
 
-KEPT_BYTES = 64 * MIB  # An engine keeps compiled grammars of so many bytes.
-COMPILE_S = 1.0  # A grammar takes at most so much processor time ...
+KEPT_BYTES = 64 * MIB  # of compiled grammars that an engine keeps
+COMPILE_S = 1.0  # processor time of a grammar, at most ...
 COMPILE_BYTES = 64 * MIB  # ... and memory.
-WAIT_S = 30.0  # A busy machine may need so long for that.
+WAIT_S = 30.0  # that a busy machine may need for that
 # After a mask that took longer than `SLOW_S`, an answer's next one waits for its turn.
 SLOW_S = 0.01
 _SAMPLE_TEXT = '{"a": [1, -2.5, true], "b c": {"d": "é \\" 漢"}}'

@@ -9,7 +9,7 @@ from .tables import NAME_CHARS, Header, Row, find_header, named_lines
 
 # A cell reaches over at most `MAX_SPAN` columns or rows.
 MAX_SPAN = 100
-# Without a declared header the first row has the names in tables of more than so many rows.
+# Rows above which the first row has the names, in a table without a declared header.
 # Tables of two columns are often pairs of a name and a value.
 ROWS_OF_PAIRS = 12
 ROWS_OF_COLUMNS = 3

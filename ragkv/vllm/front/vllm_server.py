@@ -31,11 +31,11 @@ from ragkv.types import TokenLogprob
 log = logging.getLogger(__name__)
 
 POLL_S = 0.02  # A request that waits looks this often at its deadline and its cancellation.
-CONNECT_S = 5.0  # A connection to the server may take so long.
+CONNECT_S = 5.0  # to connect to the server
 # A connection idle for longer is not used again: vLLM closes it after 5 s, and nothing is sent
 # twice.
 REUSED_S = 2.0
-PROBE_S = 2.0  # The result of a health probe is used for so long.
+PROBE_S = 2.0  # for which the result of a health probe is used
 PROBE_WAIT_S = 3.0  # A server that needs longer for its health is away.
 NO_REPORT = ""  # This names no report: asking for it shows the connector alone.
 

@@ -19,7 +19,7 @@ from ..tables import SAMPLE_ROWS, Row, find_header, named_lines
 from .archives import CORE, EXTRA, opened_archive, title_in, unpacked_bytes
 from .number_formats import shown
 
-# Merged cells stand in so many of their columns and rows, in relation to the cells of the sheet.
+# How often the text of merged cells is repeated, in relation to the cells of the sheet.
 MERGED_SHARE = 4
 FIRST_OWN_FORMAT = 164  # Formats below are built in.
 
