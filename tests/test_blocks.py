@@ -2,6 +2,8 @@
 it: the blocks of a page in their order, in one folder, on the home that `ragkv ingest
 examples/corpus` makes. A `text` block after a block is what it prints.
 
+README's and those of docs/ask.md run with the other tests. The other pages are slow tests.
+
 `EXCEPTIONS` lists the blocks that need what a test has not, with the reason.
 """
 
@@ -90,7 +92,15 @@ def blocks(page: Path) -> list[Block]:
     return found
 
 
-STORIES = [page for page in PAGES if any(one.language in ALL for one in blocks(page))]
+STORIES = [
+    pytest.param(
+        page,
+        id=page.name,
+        marks=() if page.name in ("README.md", "ask.md") else pytest.mark.slow,
+    )
+    for page in PAGES
+    if any(one.language in ALL for one in blocks(page))
+]
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +130,7 @@ def folder(ingested: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return ingested
 
 
-@pytest.mark.parametrize("page", STORIES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", STORIES)
 def test_the_blocks_of_a_page_run_and_print_what_it_shows(page: Path, folder: Path) -> None:
     port = free_port()
     names: dict[str, Any] = {"__name__": "__main__"}
