@@ -101,7 +101,8 @@ class ChatCompletion:
                 400, "max_tokens and max_completion_tokens differ; give one.", param="max_tokens"
             )
         body.form  # noqa: B018 - it raises
-        check_choice(body.tools or (), body.tool_choice)
+        if body.tools or body.tool_choice:
+            check_choice(body.tools or (), body.tool_choice)
 
     @property
     def _max_tokens(self) -> tuple[int, list[str]]:
@@ -154,7 +155,7 @@ class ChatCompletion:
         # 2. Stream the answer.
         form = self._form(tenant)
         names = [tool.function.name for tool in self._tools]
-        tokens = TokenText(tenant.engine.tokenizer)
+        tokens = TokenText(tenant.engine.tokenizer) if self.body.logprobs else None
         answer: Answer | None = None
         options: AnswerOptions = {
             **self.body.engine_options,
@@ -172,7 +173,9 @@ class ChatCompletion:
             with closing(made) as events:
                 for event in events:
                     if isinstance(event, TokenEvent):
-                        logprobs = tokens.entries([event.logprob] if event.logprob else [])
+                        logprobs = (
+                            tokens.entries([event.logprob]) if tokens and event.logprob else []
+                        )
                         text = event.text if filtered is None else filtered.add(event.text)
                         content += text
                         if text or logprobs:
@@ -328,7 +331,7 @@ class ChatCompletion:
         choice = Choice(
             message=AssistantMessage(
                 content=None if found.calls and not content.strip() else content,
-                tool_calls=called(found.calls) or None,
+                tool_calls=called(found.calls) if found.calls else None,
                 annotations=self._annotations(content, report),
             ),
             logprobs=Logprobs(content=TokenText(tenant.engine.tokenizer).entries(answer.logprobs))  # type: ignore[arg-type]
