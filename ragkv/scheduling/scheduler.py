@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ragkv.config import SchedulerConfig
@@ -48,6 +48,8 @@ class Work:
         `ended` is called once, with the first error that `check` raises.
         """
         self.owner = owner
+        self.tokens = 0  # of its prompt, once it queues
+        self.admitted = threading.Event()
         self._deadline_s = deadline_s
         self._cancel = cancel
         self._ended = ended
@@ -116,15 +118,6 @@ class ModelTurns:
         self.changed = threading.Condition()  # guards `requests`
 
 
-@dataclass(slots=True, eq=False)
-class _Place:
-    """A request that waits or is admitted."""
-
-    hint: PrefetchHint
-    tokens: int
-    admitted: threading.Event = field(default_factory=threading.Event)
-
-
 class Scheduler:
     """One engine's requests and background work. All methods are thread-safe."""
 
@@ -140,8 +133,8 @@ class Scheduler:
         self.batch = turns.batch
         self.prefills = turns.prefills
         self._lock = threading.Lock()
-        self._waiting: deque[_Place] = deque()
-        self._running: set[_Place] = set()
+        self._waiting: deque[Work] = deque()
+        self._running: set[Work] = set()
         self._served = self._refused = self._expired = self._cancelled = 0
         self._closed = False
 
@@ -171,16 +164,16 @@ class Scheduler:
         of the prompt.
         """
         work.check()
-        place = self._join(hint, tokens)
+        self._join(work, hint, tokens)
         try:
-            work.wait(place.admitted)
+            work.wait(work.admitted)
             work.check()
             self._store.started(hint)
             yield
             with self._lock:
                 self._served += 1
         finally:
-            self._leave(place)
+            self._leave(work, hint)
 
     def wait_for_room(self, check: Check) -> None:
         """Return when the next prompt should be prepared.
@@ -258,11 +251,12 @@ class Scheduler:
             self._turns.requests += count
             self._turns.changed.notify_all()
 
-    def _join(self, hint: PrefetchHint, tokens: int) -> _Place:
+    def _join(self, work: Work, hint: PrefetchHint, tokens: int) -> None:
         limit = self._config.queue_limit
-        place = _Place(hint, tokens)
+        work.tokens = tokens
+        work.admitted.clear()
         with self._lock:
-            if (self._waiting or not self._has_room(place)) and len(self._waiting) >= limit:
+            if (self._waiting or not self._has_room(work)) and len(self._waiting) >= limit:
                 self._refused += 1
                 raise QueueFullError(
                     f"{len(self._waiting)} requests wait and the queue takes {limit}. Ask again "
@@ -270,34 +264,33 @@ class Scheduler:
                 )
             # under the lock, so that the store sees the requests in this queue's order
             self._store.queued(hint)
-            self._waiting.append(place)
+            self._waiting.append(work)
             self._admit()
-        return place
 
     def _admit(self) -> None:
         """Admit those that wait, in their order, as far as there is room. Needs `_lock`."""
         while self._waiting and self._has_room(self._waiting[0]):
-            place = self._waiting.popleft()
-            self._running.add(place)
-            place.admitted.set()
+            work = self._waiting.popleft()
+            self._running.add(work)
+            work.admitted.set()
 
-    def _has_room(self, place: _Place) -> bool:
-        """Whether `place` may be admitted now: a worker is free, or its prompt is short. Needs
+    def _has_room(self, work: Work) -> bool:
+        """Whether `work` may be admitted now: a worker is free, or its prompt is short. Needs
         `_lock`.
         """
         workers = self._config.workers
         running = len(self._running)
         return running < workers or (
-            workers > 1 and sum(p.tokens for p in (place, *self._running)) <= JOINT_TOKENS
+            workers > 1 and sum(one.tokens for one in (work, *self._running)) <= JOINT_TOKENS
         )
 
-    def _leave(self, place: _Place) -> None:
-        self._store.left(place.hint)
+    def _leave(self, work: Work, hint: PrefetchHint) -> None:
+        self._store.left(hint)
         with self._lock:
-            if place in self._running:
-                self._running.remove(place)
+            if work in self._running:
+                self._running.remove(work)
             else:
-                self._waiting.remove(place)
+                self._waiting.remove(work)
             self._admit()
 
     def _count(self, error: Exception) -> None:
