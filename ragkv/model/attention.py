@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from .cpu.attention_speed import LEAST_ROWS, attends_in_float32
 from .cpu.product_speed import multiplies_bfloat16
 from .rows import TILE_ROWS, Pause, Rows, no_pause
 
@@ -89,6 +90,7 @@ def attend(
         return _attend_causally(q_rot, k_rot[:, :, :count], v[:, :, :count], scaling, pause)
     # the layout the layer expects, so it copies nothing
     out = q_rot.new_empty((1, count, heads, head_dim))
+    q_rot, k_rot, v = _as_fastest(q_rot, k_rot, v)
     for block, bias in _blocks(rows, window, q_rot, kv_heads):
         keys = slice(block.low, block.high)
         pause()
@@ -104,29 +106,46 @@ def attend(
     return out.transpose(1, 2)
 
 
+def _as_fastest(
+    q_rot: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries (1, H, R, D), keys and values in the dtype in which this processor attends fastest.
+
+    It depends on the model's dtype and the number of rows alone, so equal passes have equal bits.
+    """
+    if (
+        q_rot.shape[2] < LEAST_ROWS
+        or q_rot.device.type != "cpu"
+        or not attends_in_float32(q_rot.dtype)
+    ):
+        return q_rot, k_rot, v
+    return q_rot.float(), k_rot.float(), v.float()
+
+
 def _attend_causally(
     q_rot: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor, scaling: float, pause: Pause
 ) -> torch.Tensor:
     """Attention of rows (1, H, R, D) over keys and values (1, G, R, D) up to their own."""
     _, heads, count, head_dim = q_rot.shape
     kv_heads = k_rot.shape[1]
-    if count <= TILE_ROWS or q_rot.device.type != "cpu":
-        return functional.scaled_dot_product_attention(
-            q_rot, k_rot, v, is_causal=True, scale=scaling, enable_gqa=heads != kv_heads
-        )
-    # the layout the layer expects, so it copies nothing
-    out = q_rot.new_empty((1, count, heads, head_dim))
     group = heads // kv_heads
-    for head in range(kv_heads):  # the same bits as all at once
-        pause()
-        out[:, :, head * group : head * group + group] = functional.scaled_dot_product_attention(
-            q_rot[:, head * group : head * group + group],
-            k_rot[:, head : head + 1],
-            v[:, head : head + 1],
+
+    def of(queries: slice, shared: slice) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(
+            *_as_fastest(q_rot[:, queries], k_rot[:, shared], v[:, shared]),
             is_causal=True,
             scale=scaling,
             enable_gqa=group > 1,
-        ).transpose(1, 2)
+        )
+
+    if count <= TILE_ROWS or q_rot.device.type != "cpu":
+        return of(slice(None), slice(None)).to(q_rot.dtype)
+    # the layout the layer expects, so it copies nothing
+    out = q_rot.new_empty((1, count, heads, head_dim))
+    for head in range(kv_heads):  # the same bits as all at once
+        pause()
+        queries = slice(head * group, head * group + group)
+        out[:, :, queries] = of(queries, slice(head, head + 1)).transpose(1, 2)
     return out.transpose(1, 2)
 
 
