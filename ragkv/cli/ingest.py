@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from ragkv.runtime.server_file import ServerAddress
 
 STATUSES = ("added", "changed", "moved", "unchanged", "gone", "deleted", "ignored", "failed")
-# An ingest runs by `NICENESS` behind others: a question on the same few processors is answered
-# first.
-NICENESS = 10
 BY_DEFAULT_S = 5.0  # So long KV is computed: enough for some notes, and to tell the speed.
 NAMED = 5  # So many files are named for each reason to ignore them; --json names all.
 
@@ -93,7 +90,6 @@ def ingest(
     from ragkv.retrieval.rag import FileOptions
 
     began = time.monotonic()
-    os.nice(NICENESS)
     with (
         options.rag(chunk_tokens, index_only=server is not None) as rag,
         LoneParser() as parser,

@@ -29,6 +29,7 @@ from .memory import (
 from .processor import cores, cpu_features, cpu_model, crowding_hint, load
 from .rates import Rate, counted, duration, seconds_of
 from .sqlite_files import FileState, create_private, state_of
+from .thread_choice import ThreadChoice
 from .waiting import (
     Check,
     FairLock,
@@ -50,6 +51,7 @@ __all__ = [
     "LeasePool",
     "PausingCheck",
     "Rate",
+    "ThreadChoice",
     "TimeShareQueue",
     "Wait",
     "acquired",

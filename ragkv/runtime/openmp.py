@@ -36,6 +36,14 @@ def use_one_thread() -> None:
         openmp.omp_set_num_threads(1)
 
 
+def use_threads(count: int) -> None:
+    """Compute on so many threads, the calling one included, from now on."""
+    import torch
+
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
+
+
 @cache
 def _gnu_openmp() -> ctypes.CDLL | None:
     """The OpenMP library of this torch, if it is GNU's: others have one pool for all threads."""

@@ -1,10 +1,4 @@
-"""The processor of this machine, and noticing that torch's threads share it with more work than it
-can do.
-
-The threads of a product wait for the last of them. If another program has its processor, all wait,
-and every product of a pass takes tens of times as long: a first token of 45 ms was seen to take 4.4
-s. One thread waits for no other.
-"""
+"""The processors of this machine, how many of them this process may use, and how full they are."""
 
 import os
 import platform
@@ -24,6 +18,7 @@ FEATURES = (
     "i8mm",
     "sve",
 )
+CGROUP = Path("/sys/fs/cgroup")
 # `FULL` is the load for each processor that is too much: our own threads alone make it 1.
 FULL = 1.5
 
@@ -46,9 +41,29 @@ def _said(name: str) -> list[str]:
     return []
 
 
+def processors() -> set[int]:
+    """The numbers of the processors that this process may use."""
+    return os.sched_getaffinity(0)
+
+
 def cores() -> int:
-    """The processors that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """How many processors this process may use."""
+    return len(processors())
+
+
+def quota() -> float | None:
+    """The processors' time that the control group of this process (a container's) may use in a
+    second, in seconds; `None`: all there is.
+    """
+    with suppress(OSError, ValueError):
+        limit, period = (CGROUP / "cpu.max").read_text().split()
+        return int(limit) / int(period) if limit != "max" else None
+    with suppress(OSError, ValueError):
+        limit, period = (
+            (CGROUP / "cpu" / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period")
+        )
+        return int(limit) / int(period) if int(limit) > 0 else None
+    return None
 
 
 def load() -> float:
@@ -58,14 +73,13 @@ def load() -> float:
     return os.getloadavg()[0]
 
 
-def crowding_hint(threads: int, found: float, processors: int) -> str | None:
-    """What to change, in a sentence, if `threads` that compute share full `processors`, by their
-    load; else `None`.
+def crowding_hint(threads: int, found: float, count: int) -> str | None:
+    """What to know, in a sentence, if `threads` that compute share `count` full processors, by
+    their load; else `None`.
     """
-    if threads < 2 or found < FULL * processors:
+    if threads < 2 or found < FULL * count:
         return None
     return (
-        f"torch computes on {threads} threads while the processors are full (load {found:.1f} on "
-        f"{processors}), and "
-        "each product may wait for the others' time: set OMP_NUM_THREADS=1, or stop what else runs."
+        f"The processors are full (load {found:.1f} on {count}): meanwhile fewer than {threads} "
+        "threads compute, and answers take longer. Stop what else runs."
     )

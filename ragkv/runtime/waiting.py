@@ -159,11 +159,16 @@ class FairLock:
     others of theirs.
     """
 
-    def __init__(self, leaving: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self,
+        leaving: Callable[[], object] = lambda: None,
+        entering: Callable[[], object] = lambda: None,
+    ) -> None:
         """`leaving` is called by a thread that has to wait, and by one that is about to hand the
-        lock on.
+        lock on; `entering` by one that holds it now, and neither raises.
         """
         self._leaving = leaving
+        self._entering = entering
         self._guard = threading.Lock()
         self._holder: Wait | None = None
         self._since = 0.0  # the holder is charged for the time from then on
@@ -210,11 +215,16 @@ class FairLock:
                 if self._holder is None:
                     self._waiting.begin(wait.owner)
                     self._grant(wait)
-                    return True
-                self._waiting.add(wait.owner, wait, lambda other: wait.urgent and not other.urgent)
-            self._leaving()
+                else:
+                    self._waiting.add(
+                        wait.owner, wait, lambda other: wait.urgent and not other.urgent
+                    )
+            if not wait.granted:
+                self._leaving()
             while not wait.over.wait(None if check is no_check else POLL_S):
                 check()
+            if wait.granted:
+                self._entering()
         # the wait was interrupted: never grant the lock to a thread that has left
         except BaseException:
             self.dismiss((wait,))
@@ -253,6 +263,7 @@ class FairLock:
         except BaseException:  # interrupted: the caller releases the lock, so it must have it
             wait.over.wait()
             raise
+        self._entering()
 
     def share(self, owners: Collection[str], seconds: float) -> None:
         """The last `seconds` were used for `owners`, an owner being named once for each row; the

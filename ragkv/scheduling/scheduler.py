@@ -17,11 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ragkv.config import SchedulerConfig
 from ragkv.errors import CancelledError, DeadlineError, QueueFullError, RagKVError
 from ragkv.model import Adapter
 from ragkv.model.cpu.copied import FEW_ROWS
-from ragkv.runtime import Check, FairLock, no_check, openmp
+from ragkv.runtime import Check, FairLock, ThreadChoice, no_check
 from ragkv.runtime.waiting import POLL_S
 from ragkv.store import PrefetchHint, Store
 
@@ -108,8 +110,10 @@ class ModelTurns:
     """
 
     def __init__(self, adapter: Adapter) -> None:
+        on_cpu = adapter.device.type == "cpu"
+        self.threads = ThreadChoice(torch.get_num_threads() if on_cpu else 1)
         # only the thread that computes keeps an OpenMP pool
-        self.lock = FairLock(openmp.release_threads)
+        self.lock = FairLock(self.threads.end, self.threads.begin)
         # of those that encode one waits for its turn, so a request waits for one chunk
         self.encoding = FairLock()
         self.batch = DecodeBatch(adapter, self.lock)
@@ -205,6 +209,7 @@ class Scheduler:
         if self._turns.batch.waiting:  # read without a lock: usually no request waits
             self._turns.batch.step_waiting()
         self._turns.lock.give_way()
+        self._turns.threads.begin()
         self._check_open()
 
     @property

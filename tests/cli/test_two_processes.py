@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from ragkv.cli.ingest import NICENESS
 from ragkv.errors import StoreLockedError
 from ragkv.store.writer_lock import check_unlocked
 
@@ -74,9 +73,9 @@ def test_a_second_writer_is_refused_before_a_model_is_loaded(
         assert "Wait for it or stop it" in ran.err
 
 
-def test_an_ingest_runs_behind_questions(
+def test_an_ingest_keeps_its_priority_because_a_person_waits_for_it(
     run: Run, documents: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by: list[int] = []
     monkeypatch.setattr("os.nice", by.append)
-    assert run("ingest", documents, "--minutes", "0").code == 0 and by == [NICENESS]
+    assert run("ingest", documents, "--minutes", "0").code == 0 and not any(by)
