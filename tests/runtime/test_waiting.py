@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ragkv.errors import CancelledError
-from ragkv.runtime import FairLock, TimeShareQueue, Wait, acquired
+from ragkv.runtime import FairLock, TimeShareQueue, Wait, acquired, waiting
 from tests.faults import raising
 from tests.scheduling.helpers import begin, until
 
@@ -179,3 +179,38 @@ def test_an_owner_that_was_away_is_not_owed_the_time() -> None:
     queue.charge("b", 1.5)
     queue.add("b", 1)
     assert queue.take()[0] == "a"
+
+
+def test_whoever_holds_the_lock_has_entered_it_and_whoever_waits_or_hands_it_on_has_left() -> None:
+    calls: list[tuple[int, str]] = []
+    lock = FairLock(
+        lambda: calls.append((threading.get_ident(), "left")),
+        lambda: calls.append((threading.get_ident(), "entered")),
+    )
+    here = threading.get_ident()
+    lock.acquire(Wait("a"))
+    assert calls == [(here, "entered")]
+    time.sleep(2 * waiting.QUANTUM_S)
+    thread = enqueue(lock, Wait("b"), [])
+    lock.give_way()  # the other thread's whole turn is within
+    thread.join(60)
+    there = thread.ident
+    assert calls[1] == (there, "left")
+    assert [what for who, what in calls[2:] if who == there] == ["entered", "left"]
+    assert [what for who, what in calls[1:] if who == here] == ["left", "entered"]
+    lock.release()
+    assert calls[-1] == (here, "left")
+    lock.acquire(Wait("a"))
+    lock.release(coming_back=True)
+    assert calls[-1] == (here, "entered")
+
+
+def test_a_dismissed_wait_does_not_enter() -> None:
+    entered: list[int] = []
+    lock = FairLock(entering=lambda: entered.append(1))
+    lock.acquire()
+    wait = Wait()
+    thread = enqueue(lock, wait, [])
+    lock.dismiss([wait])
+    thread.join(60)
+    assert entered == [1]

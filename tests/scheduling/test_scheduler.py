@@ -419,3 +419,18 @@ class TestPrefetching:
             )
             assert answer.reuse.bytes_by_tier.get("disk", 0) == 0
             assert answer.reuse.bytes_by_tier["memory"] > 0
+
+
+def test_a_turn_computes_on_the_threads_that_are_chosen_and_they_are_chosen_again_between_layers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue = Queue()
+    begun: list[str] = []
+    threads = queue.turns.threads
+    monkeypatch.setattr(type(threads), "begin", lambda _: begun.append("begin"))
+    monkeypatch.setattr(type(threads), "end", lambda _: begun.append("end"))
+    with queue.scheduler.turn():
+        assert begun[-1:] != ["end"]
+        before = len(begun)
+        queue.scheduler.between_layers()
+        assert len(begun) == before + 1
