@@ -15,10 +15,14 @@ from .cpu.attention_speed import LEAST_ROWS, attends_in_float32
 from .cpu.product_speed import multiplies_bfloat16
 from .rows import TILE_ROWS, Pause, Rows, no_pause
 
-# A block of scattered rows has at least so many: SDPA tiles 192 folded rows and more by 64, fewer
-# by 32.
+# A block of scattered rows has at least so many.
 FEWEST_ROWS = 28
 MOST_ROWS = 96
+# SDPA tiles so many rows and more by 64, fewer by 32, those of a KV head's query heads together.
+# To reach them pays where a block spans at most this share of the keys that it reads: a tenth of
+# SmolLM2's attention over 4,000 tokens.
+TILED_ROWS = 192
+TILED_SPAN = 0.25
 # On a device a block has up to so many rows, because a kernel launch costs more there than reading
 # masked keys.
 MOST_ROWS_ON_DEVICE = 512
@@ -188,25 +192,33 @@ class RowBlock:
     high: int
 
 
-def cut_blocks(positions: Sequence[int], window: int | None, most_rows: int) -> list[RowBlock]:
+def cut_blocks(
+    positions: Sequence[int], window: int | None, most_rows: int, group: int = 1
+) -> list[RowBlock]:
     """Blocks of the rows at ascending `positions`: many rows where these are dense, few where they
     are scattered.
 
     A block reads keys up to its last row's position, so about half of rows x span is computed but
     masked. On the other hand every block has a fixed cost. So a block ends where rows x span
-    exceeds `most_rows` squared.
+    exceeds `most_rows` squared, and those of `group` query heads fill the kernel's tiles or span
+    much of what they read.
     """
     blocks = []
     start = 0
     for stop in range(1, len(positions) + 1):
+        low = 0 if window is None else max(0, positions[start] - window + 1)
         if stop < len(positions) and stop - start < most_rows:
             rows = stop + 1 - start
+            span = positions[stop] - positions[start] + 1
             if (
                 rows <= FEWEST_ROWS
-                or rows * (positions[stop] - positions[start] + 1) <= most_rows**2
+                or rows * span <= most_rows**2
+                or (
+                    rows * group <= TILED_ROWS <= most_rows * group
+                    and span <= TILED_SPAN * (positions[stop] + 1 - low)
+                )
             ):
                 continue
-        low = 0 if window is None else max(0, positions[start] - window + 1)
         blocks.append(RowBlock(start, stop, low, positions[stop - 1] + 1))
         start = stop
     return blocks
@@ -223,7 +235,7 @@ def _blocks(
     cached = rows.blocks.get((window, group, dtype))
     if cached is None:
         most = MOST_ROWS if rows.positions.device.type == "cpu" else MOST_ROWS_ON_DEVICE
-        blocks = cut_blocks(rows.positions.tolist(), window, most)
+        blocks = cut_blocks(rows.positions.tolist(), window, most, group)
         scores = sum((b.stop - b.start) * (b.high - b.low) * group for b in blocks)
         keep = scores * dtype.itemsize <= CACHED_BYTES
         biases = [_bias(rows, block, window, group, dtype) if keep else None for block in blocks]

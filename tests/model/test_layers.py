@@ -124,6 +124,15 @@ class TestBlocks:
         # 34 rows x 265 positions: within 96 squared
         assert max(block.stop - block.start for block in scattered) == 34
 
+    def test_far_behind_the_start_scattered_rows_fill_the_tiles_of_the_kernel(self) -> None:
+        places = list(range(3000, 4000, 8))
+        rows = {
+            group: attention.cut_blocks(places, None, 96, group)[0].stop for group in (1, 2, 3, 6)
+        }
+        assert rows == {1: 34, 2: 96, 3: 64, 6: 34}
+        short = attention.cut_blocks(places, 600, 96, 3)
+        assert short[0].stop == 34  # in a window they would span half of what they read
+
     @pytest.mark.parametrize("kept_bytes", [0, 1 << 20])
     def test_cached_masks_equal_new_ones(
         self, kept_bytes: int, monkeypatch: pytest.MonkeyPatch
