@@ -79,7 +79,8 @@ def _measured(model: Any, shape: str, tokens: int, options: argparse.Namespace) 
     ):
         actions = {method: world.action(method) for method in methods}
         shares = {method: action().reuse.compute for method, action in actions.items()}
-        times = _alternated(actions, options.runs)
+        clock = time.thread_time if options.processor_time else time.perf_counter
+        times = _alternated(actions, options.runs, clock)
         median = {method: statistics.median(taken) for method, taken in times.items()}
         best = {method: min(taken) for method, taken in times.items()}
         full = methods[0]
@@ -95,15 +96,15 @@ def _measured(model: Any, shape: str, tokens: int, options: argparse.Namespace) 
 
 
 def _alternated(
-    actions: Mapping[Method, Callable[[], Any]], runs: int
+    actions: Mapping[Method, Callable[[], Any]], runs: int, clock: Callable[[], float]
 ) -> dict[Method, list[float]]:
     """The times of each action, which was called before."""
     times: dict[Method, list[float]] = {method: [] for method in actions}
     for _ in range(runs):
         for method, action in actions.items():
-            began = time.perf_counter()
+            began = clock()
             action()
-            times[method].append(time.perf_counter() - began)
+            times[method].append(clock() - began)
     return times
 
 
@@ -114,6 +115,11 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--lengths", nargs="+", type=int, default=[900, 1800, 4000])
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.05, 0.15])
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="of the thread that computes, where other programs run; reading is on other threads",
+    )
     parser.add_argument("--tag", default="", help="added to the results' name")
     options = parser.parse_args()
     if options.quick:
