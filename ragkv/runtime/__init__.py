@@ -26,10 +26,9 @@ from .memory import (
     loading_objects,
     release_memory,
 )
-from .processor import cores, cpu_features, cpu_model, crowding_hint, load
+from .processor import ThreadChoice, cores, cpu_features, cpu_model, crowding_hint, load
 from .rates import Rate, counted, duration, seconds_of
 from .sqlite_files import FileState, create_private, state_of
-from .thread_choice import ThreadChoice
 from .waiting import (
     Check,
     FairLock,
