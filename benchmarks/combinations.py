@@ -34,7 +34,7 @@ CORPUS = Path(__file__).parents[1] / "examples" / "corpus"
 QUESTION = "What do these passages say?"
 WAYS: Mapping[str, Mapping[str, Any]] = {"fused": {}, "prefix": {"reuse": "prefix"}}
 WINDOW = 20  # questions that a row of the table summarizes
-SETTINGS = {"controller.measure": "false", "store.memory_bytes": str(3 << 30)}
+SETTINGS = {"store.memory_bytes": str(3 << 30)}
 
 
 def drawn(questions: int, passages: int, each: int, seed: int = 0) -> list[tuple[int, ...]]:

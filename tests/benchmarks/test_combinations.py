@@ -1,10 +1,14 @@
 """Questions over passages in new combinations."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 combinations = pytest.importorskip("benchmarks.combinations")
 from ragkv import Engine  # noqa: E402
 from tests.engine.helpers import text_engine  # noqa: E402
+from tests.reader import READER  # noqa: E402
 
 
 def test_no_two_questions_have_the_same_passages_and_the_draw_is_always_the_same() -> None:
@@ -46,3 +50,16 @@ def test_the_curve_has_a_row_for_each_window() -> None:
     first, second = combinations.summarized(rows)
     assert first[0] == "1 to 20" and second[0] == "21 to 21"
     assert first[1:] == [0.5, 0.5, 9.5, 9.5, 1.0, 1.0]
+
+
+def test_a_run_writes_the_curve(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.report.RESULTS", tmp_path)
+    monkeypatch.setenv("BENCHMARK_DATA", str(tmp_path))
+    given = ("--questions", "4", "--passages", "9", "--each", "2", "--tokens", "20")
+    monkeypatch.setattr("sys.argv", ["combinations", "--model", READER, *given])
+    combinations.main()
+    assert "1 to 4" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "combinations.json").read_text())["results"]
+    assert [row["way"] for row in rows] == ["fused", "prefix"] * 4
