@@ -282,9 +282,12 @@ class TenantExecutor:
         def on_thread(check: Check) -> T:
             tenants = self.service.tenants
             with tenants.lease(self.principal) as tenant:
-                return making_room(
+                made = making_room(
                     lambda: work(tenant, check), lambda: tenants.give_way(tenant, check, deletes)
                 )
+            if deletes:
+                tenants.reserve.keep()
+            return made
 
         return await self.service.run_task(self._request, self.principal, on_thread)
 

@@ -146,7 +146,8 @@ class Tenants(Closing):
             config.open_tenants, lambda tenant: tenant.close(encode_missed=not self._ending)
         )
         self._collections = collection_pool(config.open_collections)
-        self._reserve = Reserve(Path(config.home))
+        self.reserve = Reserve(Path(config.home))
+        self.reserve.keep()
 
     @property
     def scheduler(self) -> Scheduler:
@@ -188,7 +189,7 @@ class Tenants(Closing):
         check()
         others = (one for one in self.opened().values() if one is not tenant)
         return any(one.engine.store.give_way() for one in (tenant, *others)) or (
-            deletes and self._reserve.give_up()
+            deletes and self.reserve.give_up()
         )
 
     def close(self) -> None:
@@ -226,7 +227,7 @@ class Tenants(Closing):
             home = KnownHome.at(self._config.home, self._config.model)
             index = functools.partial(Rag, engine, embedder=self.embedder, home=home)
             pool = self._collections
-            collections = Collections(directory, index, engine, pool, self._reserve)
+            collections = Collections(directory, index, engine, pool, self.reserve)
             tenant = Tenant(engine, collections, self._config.quotas, self._config.limits)
         except BaseException:
             engine.close()

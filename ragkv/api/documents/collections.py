@@ -125,7 +125,6 @@ class Collections(Closing):
         is open, its text stays on disk.
         """
         self._finish()
-        self._reserve.keep()
         for key in self._opened():
             if key.created is not None and self.folders.key(key.path.name) != key:
                 self._pool.discard(key, wait=False)
