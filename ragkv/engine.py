@@ -65,9 +65,9 @@ class EngineStats:
 class Engine(Closing):
     """One model, its store, and the path from question to answer.
 
-    `entries` and `conversations` are the doors to what is stored. Who measures or serves also finds
-    here the `model` that engines share, the `intake` of requests, the `store`, the `scheduler`, the
-    `fusor`, the `controller` and its `profiler`.
+    `entries` and `conversations` are the doors to what is stored. The other attributes are for those
+    who measure or serve: the `model` that engines share, the `intake` of requests, the `store`, the
+    `scheduler`, the `fusor`, and the `controller` with its `profiler`.
     """
 
     def __init__(

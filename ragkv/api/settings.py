@@ -65,7 +65,7 @@ class ParsingConfig:
     # seconds an upload may wait for one of them; its body is not read before
     wait_s: float = fixed(30.0)
     wall_s: float = fixed(180.0)  # seconds the parsing and splitting of one upload may take
-    # seconds of CPU time it may take: 8 MB of prose take 8, and of random words 60
+    # seconds of CPU time it may take: 8 MB of random words take as long
     cpu_s: int = fixed(60)
     memory_bytes: int = 512 * MIB  # memory it may take (on Linux)
 
@@ -130,7 +130,7 @@ class LogConfig:
     """
 
     level: str = "info"  # debug, info, warning or error
-    # json: one line per event; console: for people; auto: console on a terminal, else json
+    # json: one line per event; console: for people; auto: console on a terminal, json otherwise
     format: str = "auto"
 
     def __post_init__(self) -> None:
@@ -288,7 +288,7 @@ class ServeConfig:
 
     @property
     def is_private(self) -> bool:
-        """Whether only this machine can reach the server, and no proxy stands in front of it."""
+        """Whether only this machine can reach the server, and not through a proxy either."""
         return self.on_loopback and not self.proxies
 
     @classmethod

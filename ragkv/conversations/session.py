@@ -129,8 +129,8 @@ class Session:
         """Keep the blocks with which `token_ids`, the next prompt behind the prefix, begins;
         returns their tokens.
 
-        For a conversation whose text someone else keeps: all that follows the blocks is part of the
-        prompt.
+        It is for a conversation whose text someone else keeps. All text after the blocks is then part
+        of the prompt.
         """
         with self.held():
             history = self.state.history

@@ -36,11 +36,12 @@ MOST_BIASES = 1024  # A `logit_bias` may name so many token ids.
 class Sampling:
     """How the tokens of an answer are chosen. `None` means: not given.
 
-    A `temperature` above 0, a `top_p` below 1, a `top_k` or a `min_p` above 0 samples; a
+    A `temperature`, a `top_k` or a `min_p` above 0 samples, and so does a `top_p` below 1. A
     `temperature` of 0 is greedy. Raises `InputError` for a value out of range.
     """
 
-    temperature: float | None = None  # 0 to 2; 1 if left out where another parameter samples
+    # 0 to 2; left out it is 1, if another parameter samples
+    temperature: float | None = None
     # above 0, to 1: the least set of tokens whose probabilities sum to it
     top_p: float | None = None
     top_k: int | None = None  # the most probable tokens; 0: all
