@@ -56,37 +56,37 @@ class RedisConnector(Connector):
         self._root = f"{config.prefix}:{tenant}:e:"
         self._server = RedisServer(config)
         self.client = self._server.client
-        self._call = self._server.call
+        self.call = self._server.call
 
     def find(self, keys: Sequence[EntryKey]) -> list[Bytes | None]:
-        with self._call(), self.client.pipeline(transaction=False) as pipeline:
+        with self.call(), self.client.pipeline(transaction=False) as pipeline:
             for key in keys:
-                pipeline.eval(_FIND, 1, self._name(key), HEAD_BYTES, self._ttl_ms)
+                pipeline.eval(_FIND, 1, self.name_of(key), HEAD_BYTES, self._ttl_ms)
             return [start or None for start in pipeline.execute()]
 
     def get(
         self, key: EntryKey, layer_group: int, start: int = 0, stop: int | None = None
     ) -> Bytes | None:
         most = ANSWER_BYTES if stop is None else stop - start + _OVERHEAD_BYTES
-        with self._call(most):
+        with self.call(most):
             part: bytes = self.client.eval(
-                _GET, 1, self._name(key), layer_group, start, -1 if stop is None else stop
+                _GET, 1, self.name_of(key), layer_group, start, -1 if stop is None else stop
             )
         return part or None
 
     def exists(self, key: EntryKey) -> bool:
-        with self._call():
-            return bool(self.client.hexists(self._name(key), 0))
+        with self.call():
+            return bool(self.client.hexists(self.name_of(key), 0))
 
     def put(self, key: EntryKey, values: Sequence[Bytes]) -> bool:
-        name = self._name(key)
+        name = self.name_of(key)
         try:
             for layer_group in range(len(values) - 1, 0, -1):
-                with self._call(), self.client.pipeline(transaction=True) as pipeline:
+                with self.call(), self.client.pipeline(transaction=True) as pipeline:
                     pipeline.hset(name, layer_group, values[layer_group])
                     pipeline.pexpire(name, _WRITING_MS)
                     pipeline.execute()
-            with self._call(), self.client.pipeline(transaction=True) as pipeline:  # the head last
+            with self.call(), self.client.pipeline(transaction=True) as pipeline:  # the head last
                 pipeline.hset(name, 0, values[0])
                 pipeline.pexpire(name, self._ttl_ms) if self._ttl_ms else pipeline.persist(name)
                 pipeline.execute()
@@ -100,15 +100,15 @@ class RedisConnector(Connector):
         return True
 
     def delete(self, key: EntryKey, content_digest: bytes | None = None) -> bool:
-        with self._call():
-            return bool(self.client.eval(_DROP, 1, self._name(key), content_digest or b""))
+        with self.call():
+            return bool(self.client.eval(_DROP, 1, self.name_of(key), content_digest or b""))
 
     def all_keys(self) -> Iterator[EntryKey]:
         """See `Connector.all_keys`; this looks at every name on the server."""
         pattern = self._root.replace("[", "\\[") + "*"
         cursor = 0
         while True:
-            with self._call():
+            with self.call():
                 cursor, names = self.client.scan(cursor, match=pattern, count=_PAGE)
             texts = [name[len(self._root) :].decode(errors="replace") for name in names]
             yield from (key for text in texts if (key := EntryKey.from_text(text)) is not None)
@@ -121,5 +121,6 @@ class RedisConnector(Connector):
     def close(self) -> None:
         self._server.close()
 
-    def _name(self, key: EntryKey) -> str:
+    def name_of(self, key: EntryKey) -> str:
+        """The name of an entry on the server."""
         return f"{self._root}{key.to_text()}"

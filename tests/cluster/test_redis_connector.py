@@ -24,12 +24,12 @@ def test_an_entry_whose_writer_was_killed_is_a_miss_and_expires(
         redis_config(redis_server, timeout_s=10.0, ttl_s=None, group_bytes=1)
     ) as store:
         connector: Any = redis_tier_of(store).connector
-        name = connector._name(make_entry(1).info.key)
+        name = connector.name_of(make_entry(1).info.key)
         client = connector.client
         fail = raising(RemoteError("not now"))
-        groups = iter([connector._call, fail])
+        groups = iter([connector.call, fail])
         with monkeypatch.context() as patch, pytest.raises(RemoteError):
-            patch.setattr(connector, "_call", lambda: next(groups, fail)())
+            patch.setattr(connector, "call", lambda: next(groups, fail)())
             connector.put(make_entry(1).info.key, [b"head", b"layers"])
         assert client.hkeys(name) == [b"1"] and 0 < client.pttl(name) <= 3600 * 1000
         assert hit(store, 1) is None and not store.contains(make_entry(1).info.key)
@@ -43,7 +43,7 @@ def test_an_entry_expires_when_unused_for_its_time_to_live_and_use_prolongs_it(
     with redis_store(redis_config(redis_server, timeout_s=10.0, ttl_s=600.0)) as store:
         connector: Any = redis_tier_of(store).connector
         client = connector.client
-        names = [connector._name(make_entry(number).info.key) for number in (1, 2)]
+        names = [connector.name_of(make_entry(number).info.key) for number in (1, 2)]
         for number, name in enumerate(names, 1):
             store.put_durably(make_entry(number))
             assert 0 < client.pttl(name) <= 600_000

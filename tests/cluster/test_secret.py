@@ -49,5 +49,5 @@ def test_a_value_written_without_the_secret_is_refused_though_its_checksums_are_
         for layer_group, value in enumerate(
             values.pack(EncodedEntry.of(forged), 512 * 1024, checksum)
         ):
-            connector.client.hset(connector._name(forged.info.key), layer_group, value)
+            connector.client.hset(connector.name_of(forged.info.key), layer_group, value)
         assert hit(store, 1) is None
