@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from ragkv import Engine, EngineConfig, StoreConfig
-from ragkv.runtime import openmp
+from ragkv.runtime import ThreadChoice, openmp
 from tests import tiny_models
 from tests.scheduling.helpers import until
 
@@ -27,7 +27,9 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def _two_threads() -> Iterator[None]:
+def _two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # however busy this machine is
+    monkeypatch.setattr(ThreadChoice, "_choose", lambda _: None)
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(1)
