@@ -75,9 +75,9 @@ def ingest(
 ) -> None:
     """Index documents, and begin to compute the KV of their chunks. Unchanged files are skipped.
 
-    Questions are answered once the index is made; KV makes them faster, and is computed by and by.
-    Ctrl-C and SIGTERM keep what is done, and the same command goes on. KV ends when
-    store.disk_bytes are full. The exit status is 1 if a file failed.
+    Questions can be asked once the index is made. KV makes their answers faster; questions compute
+    what is missing. Ctrl-C and SIGTERM keep what is done, and the same command goes on. KV stops
+    when store.disk_bytes are full. The exit status is 1 if a file failed.
     """
     _check(paths, prune)
     if all_kv and minutes is not None:

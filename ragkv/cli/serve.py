@@ -24,7 +24,7 @@ AnswerEngine = Literal["ragkv", "vllm"]
 
 def _from_settings(default: str) -> str:
     """The default of an option, as the help shows it."""
-    return f"{FROM_SETTINGS}, else {default}"
+    return f"{FROM_SETTINGS}, or {default}"
 
 
 Host = Annotated[
@@ -51,7 +51,7 @@ AnsweredBy = Annotated[
     AnswerEngine | None,
     typer.Option(
         "--engine",
-        help="Who computes answers: ragkv itself, or a vLLM server with ragkv's connector "
+        help="What computes answers: ragkv itself, or a vLLM server with ragkv's connector "
         "(docs/vllm.md).",
         show_default=_from_settings("ragkv"),
     ),
@@ -83,7 +83,7 @@ def serve(
     vllm_url: VllmUrl = None,
     mcp: Mcp = False,
     idle: Annotated[
-        str | None, typer.Option(help="End when no request came for so long, such as 10m.")
+        str | None, typer.Option(help="End after this time without a request, such as 10m.")
     ] = None,
 ) -> None:
     """Serve answers over HTTP, with OpenAI's endpoints, ragkv's own and a web page. Ctrl-C or
