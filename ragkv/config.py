@@ -147,8 +147,7 @@ class StoreConfig:
     reader_threads: int = fixed(2)  # threads that read layer slices ahead
     read_only: bool = False  # open the directory for reading while another process writes to it
     tenant: str = ""  # salt of every key: tenants never share entries
-    # of KV in every tier: "raw"; rounded: "bfloat16" (of float32), "int8" (half of bfloat16);
-    # empty: int8 of expected KV, raw of the rest
+    # of stored KV: "raw", "bfloat16" or "int8"; empty: int8 of chunks, raw of conversations
     codec: str = Default("")
     redis: RedisConfig | None = None  # a tier that replicas share, slower than the disk
     s3: S3Config | None = None  # another one, slower still

@@ -4,8 +4,8 @@ session.
 The text before the next question identifies a conversation, word for word as the template writes
 it. After each answer the session is saved under a digest of the text that the next question would
 follow. A request looks up the text before its own question. A session is used only if its stored
-ids are the ids that the messages would give: after an edit of an earlier message the conversation
-starts afresh, which costs time and never changes an answer.
+ids are those that the messages would give. So after an edit of an earlier message the conversation
+starts again, which costs time and never changes an answer.
 
 Saved sessions do not change: each turn works on an unsaved copy, which shares their blocks. So an
 answer can be requested again, and a conversation can branch. Replicas that share their sessions

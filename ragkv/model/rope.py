@@ -5,8 +5,8 @@ A rotary module may keep state (dynamic RoPE grows and never shrinks, longrope s
 every table is made with a fresh copy that is then discarded. Frequencies may depend on the prompt's
 length. A digest identifies the frequencies of a table; KV is equal only under equal digests. Keys
 are stored before RoPE and rotated to their positions with these tables (CacheBlend section 4.3,
-footnote 3 and appendix A: the paper rotates rotated keys again; starting from raw keys gives the
-same rotation without the first rounding).
+footnote 3 and appendix A). The paper rotates rotated keys again. Starting from raw keys gives the
+same rotation without the first rounding.
 """
 
 import copy

@@ -2,7 +2,7 @@
 are encoded.
 
 The rows of all runs are rows of one hidden (1, R, E), so projections, MLPs and experts run once for
-all of them, in every family; only attention goes run by run. The KV of a run is that of a pass of
+all of them, in every family. Only attention goes run by run. The KV of a run is that of a pass of
 its own, to rounding: a matrix product may add in another order if it has more rows. This file knows
 no chunks and no entries.
 """

@@ -1,8 +1,8 @@
 """Opens the tiers that the settings ask for.
 
 A line of `TIERS` is all that the store knows of a tier: which setting asks for it, and what opens
-it. Its file is imported only then, by name, so that a tier of a room above this one (`cluster/`)
-needs no import here, and who does not use it loads nothing of it.
+it. The tier's file is imported only then, by name. So a tier of a package above this one
+(`cluster/`) needs no import here, and is not loaded where it is not used.
 """
 
 from pkgutil import resolve_name

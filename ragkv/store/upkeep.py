@@ -1,5 +1,5 @@
-"""What keeps a store in order, beside the way of a question: durable writes, deletions, the sweep of
-entries that nobody may use any more (`gc`), and what the store holds.
+"""The upkeep of a store: durable writes, deletions, its statistics, and the sweep of entries that
+nobody may use any more (`gc`). Questions do not need it.
 
 A durable write and a deletion wait for every tier, also for a remote one.
 """

@@ -21,9 +21,8 @@ class Departed:
     """The last `MOST_DEPARTED` groups of which nothing is held; calls `forget` for those that left
     earlier.
 
-    What a policy knows of a group outlives its blocks: a turn is reported before its blocks come,
-    and a refused block leaves its group empty, but the next block must still be judged by that
-    turn.
+    What a policy knows of a group outlives its blocks. A turn is reported before its blocks come,
+    and a refused block leaves its group empty. The next block must still be judged by that turn.
     """
 
     def __init__(self, forget: Callable[[str], None]) -> None:

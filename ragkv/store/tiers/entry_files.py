@@ -1,13 +1,16 @@
 """The files of the disk tier: their names, how they are listed, and how their directory is opened.
 
     writer.lock, writer.txt   the lock of the one writing process, and who it is (`writer_lock.py`)
-    tmp/                      files being written; what is found here at open, a killed writer left
-    entries/ab/ab12...kv      complete, durable files, named by their key;
-    entries/ab/ab12....GROUP.INDEX.kv   those of a conversation's blocks also by their place in it
 
-The files alone say what is stored. Their names tell what the policy must know, their sizes what
-they take, and their times of modification when they were used last. There is no index that a kill
-or a flipped bit could part from them. (One in SQLite, a row an entry, opened no sooner.)
+    tmp/                      files being written; at open, those that a killed writer left
+
+    entries/ab/ab12...kv      complete, durable files, named by their key
+
+    entries/ab/ab12....GROUP.INDEX.kv   a conversation's block, named by its place, too
+
+The files alone say what is stored. Their names tell what the policy must know. Their sizes and
+times of modification tell what they take, and when they were used last. There is no index that a
+kill or a flipped bit could part from them. (One in SQLite, a row an entry, opened no sooner.)
 """
 
 import contextlib

@@ -2,8 +2,8 @@
 
 Before anything is parsed, the sizes that the archive declares are added up and checked: `zipfile`,
 which all parsers used here read with, never inflates more than declared. No parser resolves XML
-entities: python-pptx and this file tell lxml so; for the others, which use expat, an archive that
-declares entities in any of its files is refused (Office writes none).
+entities. python-pptx and this file tell lxml so. The others use expat, so an archive that declares
+entities in any of its files is refused for them. Office writes none.
 """
 
 import io
