@@ -1,4 +1,4 @@
-"""TierCopies between tiers in the background: new entries go down to slower tiers, hits go up.
+"""Copies between tiers in the background: new entries go down to slower tiers, hits go up.
 
 A deleted entry must not come back through a copy that was under way. So who looks an entry up
 remembers when that was (`now`), and a copy up is dropped if its entry was deleted since. No copy

@@ -124,6 +124,21 @@ def test_a_lease_closed_after_a_deletion_does_not_bring_the_entry_back(tmp_path:
         assert list(store.infos()) == []
 
 
+def test_a_hit_is_copied_up_unless_more_was_deleted_since_than_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ragkv.store.copying.REMEMBERED", 2)
+    with Store.open(config(tmp_path)) as store:
+        store.put_durably(make_entry(1))
+    for deletions, copied in ((2, 1), (3, 0)):
+        with Store.open(config(tmp_path)) as store:
+            with leased(store, make_entry(1)):
+                for number in range(deletions):  # of other entries
+                    store.delete(make_entry(10 + number).info.key)
+            store.flush()
+            assert store.stats().tiers[0].entries == copied
+
+
 def test_an_entry_deleted_during_its_lookup_is_not_promoted(tmp_path: Path) -> None:
     class DeletingTier(WrappedTier):
         def wrap(self, lease: Lease) -> Lease:
