@@ -10,6 +10,7 @@ from ragkv.config import RedisConfig, RemoteConfig, StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.store import Identity
 from ragkv.store.opening import TierRequest
+from ragkv.store.record import RECORD_VERSION
 
 from .connector import Connector
 from .tier import RemoteTier
@@ -69,9 +70,9 @@ def _opened(
     connect: Callable[[Any, str], Connector], remote: RemoteConfig, config: StoreConfig
 ) -> RemoteTier:
     secret = secret_from_environment(remote)
-    # A part of every name on the remote. Its digest does not reveal the salt, and another secret
-    # has other names.
-    salt = f"{len(config.tenant)}:{config.tenant}{secret or ''}".encode()
+    # A part of every name on the remote. Its digest does not reveal the salt. Another secret has
+    # other names, and so has another version, which would take these values for damage.
+    salt = f"{RECORD_VERSION}:{len(config.tenant)}:{config.tenant}{secret or ''}".encode()
     tenant = hashlib.blake2b(salt, digest_size=8).hexdigest()
     connector = connect(remote, tenant)
     path = None

@@ -28,7 +28,7 @@ from ragkv.errors import EntryDamagedError
 
 from .codecs import CODECS, RAW, Codec
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 5  # of KV and of identities; `RECORD_VERSION` is that of the bytes of an entry
 _KEY_TEXT = re.compile(r"[0-9a-f]{64}")
 _GROUP = re.compile(r"[\w-]{0,64}", re.ASCII)  # it is a part of a file's name
 

@@ -24,12 +24,13 @@ import xxhash
 from ragkv.errors import EntryDamagedError
 
 from .codecs import CODECS, Codec
-from .entry import FORMAT_VERSION, EncodedEntry, EntryInfo, EntryKey, Identity
+from .entry import EncodedEntry, EntryInfo, EntryKey, Identity
 
 Bytes = bytes | bytearray | memoryview
 Digest = Callable[[Bytes], str]  # 32 hex digits
 
 FORMAT_NAME = "ragkv-entry"
+RECORD_VERSION = 6
 CHECKSUM_CHARS = 32  # A checksum has so many hex digits; that of the head stands first.
 _JSON_START = CHECKSUM_CHARS + 8
 _HEAD_GUESS = 16384  # In bytes: one read of this size brings the whole head of most entries.
@@ -83,7 +84,7 @@ def record_of(
     layers = [bytes_of(layer) for layer in entry.compact().layers]
     facts = {
         "format": FORMAT_NAME,
-        "version": FORMAT_VERSION,
+        "version": RECORD_VERSION,
         "key": info.key.to_text(),
         "identity": info.identity.to_json(),
         "token_ids": info.token_ids,
@@ -161,8 +162,8 @@ def _head(key: EntryKey, facts: dict[str, Any], head: bytes, digest: Digest) -> 
     """
     if facts["format"] != FORMAT_NAME:
         raise ValueError(f"format {facts['format']!r}")
-    if facts["version"] != FORMAT_VERSION:
-        raise OtherVersionError(key, f"format version {facts['version']}, this is {FORMAT_VERSION}")
+    if facts["version"] != RECORD_VERSION:
+        raise OtherVersionError(key, f"format version {facts['version']}, this is {RECORD_VERSION}")
     if facts["codec"] not in CODECS:
         raise OtherVersionError(key, f"codec {facts['codec']!r}, known are {', '.join(CODECS)}")
     if facts["key"] != key.to_text():

@@ -340,7 +340,7 @@ def test_entries_of_other_format_versions_are_misses_take_space_and_are_removed_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("ragkv.store.record.FORMAT_VERSION", 1)
+        patch.setattr("ragkv.store.record.RECORD_VERSION", 1)
         fill(tmp_path, 1)
     old_bytes = file_of(tmp_path, 1).stat().st_size
     with Store([open_tier(tmp_path)], write_buffer_bytes=0) as store:

@@ -13,8 +13,8 @@ from .entries import leased, make_entry, stored_bytes
 
 ENTRY = make_entry(1)
 FILE = stored_bytes(ENTRY)
-KEY = "1ddada25070440b678f05e6392cc11110ff81e75f91063e9ab77bbfed2e2d878"
-FILE_SHA256 = "0579087fa548046d2ebc0a0f92c86016fd1e6a79f66059642286f0f9bde474ca"
+KEY = "955c90619cfff462323932a99c91247d59cfec3617fa356bfee136fc9e36b59c"
+FILE_SHA256 = "f0e8b8ac9d3fd51361e1103506df2975b2cdaf3392c5a45c4b6638dea3aa2c0b"
 
 
 @pytest.mark.parametrize(
