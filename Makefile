@@ -51,13 +51,12 @@ bench: $(STAMP)
 bench-papers: $(STAMP)
 	$(BIN)/python -m benchmarks.papers_quality --dense $(if $(MODEL),--model $(MODEL)) $(SETS)
 
-# What needs a GPU: its tests, then times. SHAPE is one of benchmarks.random_model that fits the device.
-SHAPE ?= llama-3.2-1b
+# What needs a GPU: its tests, then times for some minutes. Again: it goes on where it ended.
+MINUTES ?= 8
 gpu: $(STAMP)
 	$(BIN)/python -c "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 'There is no CUDA device here (see docs/research/gpu.md).')"
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m gpu
-	$(BIN)/ragkv doctor
-	$(BIN)/python -m benchmarks.ttft --device cuda --shapes $(SHAPE) --peak
+	$(BIN)/python -m benchmarks.gpu --minutes $(MINUTES)
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet

@@ -12,6 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from ragkv import Engine
 from ragkv.errors import ConfigError
 from ragkv.store import Entry, EntryInfo
+from ragkv.store.codecs import Codec
+from ragkv.store.entry import EncodedEntry
 
 _COLUMNS = (
     "hidden_size",
@@ -30,6 +32,16 @@ SHAPES: dict[
         "Llama",
         (2048, 8192, 16, 32, 8, 128256, 131072),
         {"head_dim": 64, "tie_word_embeddings": True},
+    ),
+    "qwen2.5-1.5b": (
+        "Qwen2",
+        (1536, 8960, 28, 12, 2, 151936, 32768),
+        {"tie_word_embeddings": True},
+    ),
+    "llama-3.2-3b": (
+        "Llama",
+        (3072, 8192, 28, 24, 8, 128256, 131072),
+        {"head_dim": 128, "tie_word_embeddings": True},
     ),
     # 4096 positions in the real model
     "llama-2-7b": ("Llama", (4096, 11008, 32, 32, 32, 32000, 32768), {}),
@@ -85,22 +97,48 @@ def random_model(
     return model.eval()
 
 
-def put_random_entry(engine: Engine, token_ids: tuple[int, ...], *, exact: bool) -> None:
-    """Store random KV for `token_ids`. Unless `exact`, it is fused even right behind the
-    prefix.
+def put_random_entry(
+    engine: Engine, token_ids: tuple[int, ...], *, exact: bool, alike: bool = False
+) -> None:
+    """Store random KV for `token_ids`. Unless `exact`, it is fused even right behind the prefix.
+
+    Entries that are `alike` have the same numbers, which are made and encoded once.
     """
     adapter = engine.model.adapter
     encoder = engine.entries.encoder
     layers = adapter.layer_count
     heads = adapter.kv_heads
     size = adapter.head_dim
-    kv = torch.randn((layers, 2, heads, len(token_ids), size)).to(adapter.dtype)
     identity = encoder.identity
     length = len(encoder.prefix_ids) + len(token_ids)
     frequencies = adapter.rope.frequencies(length) if exact else "of another prompt"
     info = EntryInfo(identity.key(token_ids), identity, token_ids, frequencies, layers, heads, size)
-    if not engine.store.put_durably(Entry(info, kv)):
+    shape = (layers, 2, heads, len(token_ids), size)
+    make = _alike if alike else _encoded
+    codec, stored = make(shape, adapter.dtype, adapter.device, info)
+    if not engine.store.put_durably(EncodedEntry(info, codec, stored)):
         raise SystemExit(f"An entry of {info.tokens} tokens was not kept by {engine.config.store}.")
+
+
+def _encoded(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, info: EntryInfo
+) -> tuple[Codec, torch.Tensor]:
+    """The stored layers of random KV, and their codec."""
+    encoded = EncodedEntry.of(Entry(info, torch.randn(shape, device=device).to(dtype)))
+    return encoded.codec, encoded.layers
+
+
+_made: dict[Any, tuple[Codec, torch.Tensor]] = {}  # the last entry that is alike others
+
+
+def _alike(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, info: EntryInfo
+) -> tuple[Codec, torch.Tensor]:
+    name = (shape, dtype, device, info.identity.codec)
+    if name not in _made:
+        _made.clear()
+        _made[name] = _encoded(shape, dtype, device, info)
+    return _made[name]
 
 
 def talker(

@@ -92,8 +92,11 @@ class World:
         directory: str,
         codec: str = "raw",
         wrap: Callable[[Tier], Any] | None = None,
+        alike: bool = False,
     ) -> None:
-        """`wrap` puts the store's tiers into others."""
+        """`wrap` puts the store's tiers into others. Entries that are `alike` take less time to
+        make.
+        """
         self.model = model
         self.tier = tier
         self.layers: int = model.config.num_hidden_layers
@@ -115,8 +118,8 @@ class World:
             # no measured speeds: it would compute what loads too slowly
             self.engine.controller._speeds = dict
         for chunk in self.chunks:
-            put_random_entry(self.engine, chunk, exact=False)
-        put_random_entry(self.engine, self.first, exact=True)
+            put_random_entry(self.engine, chunk, exact=False, alike=alike)
+        put_random_entry(self.engine, self.first, exact=True, alike=alike)
 
     def _store(self, chunks: int, tokens: int, directory: str, codec: str) -> StoreConfig:
         """The settings of a store of one tier that has room for all entries. Starts the server of a

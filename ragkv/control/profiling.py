@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from ragkv.errors import ProfileError, RagKVError, StoreError
-from ragkv.fusion import Fusor, LayerReader, Plan, Span, SpanKind, SpanState, make_selector
+from ragkv.fusion import Fusor, Plan, Span, SpanKind, SpanState, make_selector
 from ragkv.fusion.pipeline import UNMEASURED
 from ragkv.runtime import Closing, make_private_folder, openmp
 from ragkv.scheduling import Scheduler
@@ -327,10 +327,7 @@ class _Measuring:
         """
         adapter = self._adapter
         began = time.perf_counter()
-        readers = self._fusor.readers
-        with LayerReader(
-            leases, adapter.layer_count, UNMEASURED, readers, adapter.device
-        ) as reader:
+        with self._fusor.reader(leases, UNMEASURED) as reader:
             for layer in range(adapter.layer_count):
                 reader.layer(layer)
             adapter.wait_for_device()

@@ -14,14 +14,16 @@ knows no text, documents or tiers, reads entries and never writes them.
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 
-from ragkv.model import Adapter, PromptKV, Recording, Rows, Watch
+from ragkv.model import Adapter, PromptKV, Recording, Rows, Watch, sent
 from ragkv.model.promptkv import KVRows
 from ragkv.model.rope import RotaryTables
 
+from .device.placing import DevicePlacing
+from .device.staging import StagedReader
 from .pipeline import LayerReader
 from .plan import Candidates, Plan, Span
 from .selectors import AskingSelector, CheckingSelector, Selector, StaticSelector, budget
@@ -54,7 +56,7 @@ class Fused:
 
     kv: PromptKV  # rotated, S positions valid
     last: torch.Tensor  # (1, 1, E): the last layer's output for the last position
-    selected_by_layer: tuple[torch.Tensor, ...]  # L tensors of positions recomputed there, on CPU
+    selected_by_layer: tuple[torch.Tensor, ...]  # L tensors of positions recomputed there
     row_layers: int  # rows computed, summed over layers
     place_s: float  # rotating stored KV and copying it into place
 
@@ -105,7 +107,7 @@ def fuse(
     kv = allocate()
     length = plan.token_ids.numel()
     tables = adapter.rope.tables(length)
-    placing = _Placing(adapter, tables, choice.loaded, kv, record)
+    placing = _placing_of(reader)(adapter, tables, choice.loaded, kv, record)
     running = partial(_Running, adapter, kv, tables, record, choice.candidates)
 
     placed = choice.asked_layers.stop  # layers that are placed before recompute begins
@@ -117,7 +119,7 @@ def fuse(
         for layer in range(placed):
             placing.place(layer, reader.layer(layer))
             yield from asking.through(layer, watch if layer in choice.asked_layers else None)
-        attention = watch.received()[choice.candidates.positions]  # (N,)
+        attention = watch.received()[sent(choice.candidates.positions, adapter.device)]  # (N,)
         chosen = choice.asks.select(choice.candidates, attention, choice.ratio)
         # Rows before the first candidate saw nothing that recompute changes: they wait above.
         rows = running(plan.token_ids, plan.forced[plan.leading_rows :], chosen)
@@ -125,12 +127,11 @@ def fuse(
 
     for layer in range(adapter.layer_count):
         if layer >= placed:
-            slices = reader.layer(layer)
-            placing.place(layer, slices)
+            placing.place(layer, reader.layer(layer))
         if choice.asks is not None and layer == placed:
             rows.join(asking, plan.leading_rows)
         if choice.checks is not None and layer > 0:
-            _keep_deviating(layer, rows, choice, slices)
+            _keep_deviating(layer, rows, choice, placing)
         yield from rows.through(layer)
         kv.finish_prefill(layer, length)
 
@@ -159,41 +160,62 @@ class _Running:
         self._tables = tables
         self._record = record
         self._forced = forced
-        self._candidates = candidates
+        self._candidates = candidates.positions
+        self._stop = token_ids.numel()  # the last position is forced
         self.row_layers = 0
         self.selected_by_layer: list[torch.Tensor] = []
         self._set(chosen)
         # (1, R, E)
-        self.hidden = adapter.embed(token_ids.to(adapter.device)[self.rows.positions])
+        self.hidden = adapter.embed(sent(token_ids, adapter.device)[self.rows.positions])
 
     def through(
         self, layer: int, watch: Watch | None = None
     ) -> Generator[LayerRows, torch.Tensor, None]:
         """Yield the rows for `layer`, and continue with the hidden states that are sent."""
-        cos, sin = self._tables.of(self.adapter.rope_kind(layer), self.rows)
+        cos, sin = self._rotation(self.adapter.rope_kind(layer))
         part = KVRows(self._kv, self.rows, self.adapter.windows, self._record, watch)
         self.hidden = yield LayerRows(layer, part, self.hidden, cos, sin)
-        self.selected_by_layer.append(self._candidates.positions[self.chosen])
+        self.selected_by_layer.append(self.chosen_positions)
         self.row_layers += len(self.rows)
 
     def keep(self, kept: torch.Tensor) -> None:
         """Continue with the chosen candidates of index `kept` (C,)."""
         before = self.rows.positions
-        self._set(self.chosen[kept])
+        self._set(sent(self.chosen, kept.device)[kept])
         self.hidden = self.hidden[:, torch.searchsorted(before, self.rows.positions)]
 
     def join(self, other: "_Running", count: int) -> None:
         """Continue also with the first `count` rows of `other`, which stand before these."""
         if count:
             self._forced = torch.cat((other._forced[:count], self._forced))
+            self.__dict__.pop("_on_device", None)
             self._set(self.chosen)
             self.hidden = torch.cat((other.hidden[:, :count], self.hidden), dim=1)
 
+    def _rotation(self, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of the rows, equal in layers of a kind."""
+        if kind not in self._rotations:
+            self._rotations[kind] = self._tables.of(kind, self.rows)
+        return self._rotations[kind]
+
     def _set(self, chosen: torch.Tensor) -> None:
+        self._rotations: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # by kind of table
         self.chosen = chosen
-        selected = self._candidates.positions[chosen]
-        positions = torch.cat((self._forced, selected)).sort().values
-        self.rows = Rows.of(positions).on(self.adapter.device)
+        if chosen.device.type == "cpu":
+            selected = self._candidates[chosen]
+            positions = torch.cat((self._forced, selected)).sort().values
+            self.rows = Rows.of(positions).on(self.adapter.device)
+            self.chosen_positions = sent(selected, self.adapter.device)
+        else:  # the device chose, and the host does not read what
+            forced, candidates = self._on_device
+            self.chosen_positions = candidates[chosen]
+            positions = torch.cat((forced, self.chosen_positions)).sort().values
+            self.rows = Rows.unread(positions, self._stop)
+
+    @cached_property
+    def _on_device(self) -> tuple[torch.Tensor, torch.Tensor]:
+        device = self.adapter.device
+        return sent(self._forced, device), sent(self._candidates, device)
 
 
 class _Placing:
@@ -220,7 +242,7 @@ class _Placing:
         if not self._spans:
             return
         began = time.perf_counter()
-        parts = [
+        self._parts = parts = [
             piece[:, :, span.offset :][:, :, : len(span)]
             for span, piece in zip(self._spans, slices, strict=True)
         ]
@@ -234,6 +256,15 @@ class _Placing:
                 self._record.put(layer, span.start, part)
         self.seconds += time.perf_counter() - began
 
+    def stored(self, positions: torch.Tensor) -> torch.Tensor:
+        """Those (2, G, C, D) of ascending `positions` (C,) in the layer placed last."""
+        starts = torch.tensor([span.start for span in self._spans])
+        bounds = torch.searchsorted(positions, starts).tolist()
+        own = zip(self._spans, self._parts, bounds, [*bounds[1:], len(positions)], strict=True)
+        return torch.cat(
+            [part[:, :, positions[low:high] - span.start] for span, part, low, high in own], dim=2
+        )
+
     def _rotation(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin of the spans' positions, (1, sum T, rotary dims): equal in layers of a kind."""
         kind = self._adapter.rope_kind(layer)
@@ -244,45 +275,34 @@ class _Placing:
         return self._rotations[kind]
 
 
-def _keep_deviating(
-    layer: int, running: _Running, choice: RowChoice, slices: Sequence[torch.Tensor]
-) -> None:
+Placing = _Placing | DevicePlacing
+
+
+def _placing_of(reader: LayerReader) -> type[_Placing] | partial[DevicePlacing]:
+    return partial(DevicePlacing, reader) if isinstance(reader, StagedReader) else _Placing
+
+
+def _keep_deviating(layer: int, running: _Running, choice: RowChoice, placing: Placing) -> None:
     """From layer 1 on, keep the candidates that deviate most from the stored KV."""
     assert choice.checks is not None
     layers = running.adapter.layer_count
     keep = choice.checks.keep(layer, layers, choice.ratio, len(choice.candidates))
     if keep is None or keep >= len(running.chosen):
         return
-    positions = choice.candidates.positions[running.chosen]
-    deviation = _deviation(layer, running, positions, choice.loaded, slices)
-    order = torch.sort(deviation, descending=True, stable=True).indices
-    running.keep(order[:keep].sort().values.cpu())
+    order = torch.sort(_deviation(layer, running, placing), descending=True, stable=True).indices
+    running.keep(order[:keep].sort().values)
 
 
-def _deviation(
-    layer: int,
-    running: _Running,
-    positions: torch.Tensor,
-    spans: Sequence[Span],
-    slices: Sequence[torch.Tensor],
-) -> torch.Tensor:
-    """sqrt(sum dK^2 + sum dV^2) of the candidates at `positions` (C,): (C,) float32 on the device.
+def _deviation(layer: int, running: _Running, placing: Placing) -> torch.Tensor:
+    """sqrt(sum dK^2 + sum dV^2) of the chosen candidates: (C,) float32 on the device.
 
     Fresh is compared with stored KV, keys before RoPE.
     """
-    device = running.adapter.device
-    positions = positions.to(device)
+    positions = running.chosen_positions
     rows = torch.searchsorted(running.rows.positions, positions)
-    k_raw, v = running.adapter.project_kv(layer, running.hidden[:, rows], Rows.of(positions))
+    k_raw, v = running.adapter.project_kv(layer, running.hidden[:, rows], Rows(positions, None))
     fresh = torch.stack((k_raw[0], v[0])).float()  # (2, G, C, D)
-    squared = torch.empty(positions.numel(), device=device)
-    for span, piece in zip(spans, slices, strict=True):
-        bounds = torch.tensor([span.start, span.stop], device=device)
-        low, high = torch.searchsorted(positions, bounds)
-        if low < high:
-            stored = piece[:, :, positions[low:high] - span.start + span.offset].float()
-            squared[low:high] = (fresh[:, :, low:high] - stored).square().sum(dim=(0, 1, 3))
-    return squared.sqrt()
+    return (fresh - placing.stored(positions).float()).square().sum(dim=(0, 1, 3)).sqrt()
 
 
 def _not_recomputed(plan: Plan, chosen: torch.Tensor) -> tuple[Span, ...]:

@@ -9,14 +9,16 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
 from ragkv.model import Adapter, LayerPass, PromptKV, Recording, Rows
 from ragkv.runtime import Check, no_check
+from ragkv.store import Lease
 
+from .device.staging import StagedReader
 from .fuse import Fused, Fusing, LayerRows, RowChoice, fuse
 from .pipeline import LayerReader, Readers, Speeds
 from .plan import Plan
@@ -107,10 +109,16 @@ class Fusor:
             size = sum(lease.stored_bytes for lease in leases if not lease.in_place)
             rows = plan.forced.numel() + choice.wanted
             ahead = self.speeds.ahead(size, rows * layers, layers, choice.upper_layers)
-        with LayerReader(leases, layers, ahead, self.readers, adapter.device) as reader:
+        with self.reader(leases, ahead) as reader:
             fusing = fuse(adapter, plan, choice, reader, allocate, record)
             yield PromptPass(fusing, reader, choice.rows, check)
             fusing.close()
+
+    def reader(self, leases: Sequence[Lease], ahead: int) -> LayerReader:
+        """Begins to read `ahead` layers of the leases."""
+        device = self.adapter.device
+        read = LayerReader if device.type == "cpu" else StagedReader
+        return read(leases, self.adapter.layer_count, ahead, self.readers, device)
 
     def run(self, prompts: Sequence[PromptPass], pause: Callable[[], None]) -> None:
         """See `run_pass`."""
@@ -178,7 +186,7 @@ class _Pass:
         for (prompt, fused), own in zip(self._fused.items(), logits, strict=True):
             reader = prompt.reader
             prompt.ended = Passed(
-                fused,
+                replace(fused, selected_by_layer=_read_back(fused.selected_by_layer)),
                 own.clone() if len(self._fused) > 1 else own,
                 took_s,
                 self._others_s,
@@ -216,11 +224,11 @@ class _Pass:
 
     def _joined(self, prompts: Sequence[LayerRows]) -> tuple[torch.Tensor, Rows, LayerPass]:
         """The layer's input: the rows of all prompts, one prompt after another."""
-        hidden = torch.cat([rows.hidden for rows in prompts], dim=1)
-        cos = torch.cat([rows.cos for rows in prompts], dim=1)
-        sin = torch.cat([rows.sin for rows in prompts], dim=1)
+        hidden = _cat([rows.hidden for rows in prompts], 1)
+        cos = _cat([rows.cos for rows in prompts], 1)
+        sin = _cat([rows.sin for rows in prompts], 1)
         parts = [rows.part for rows in prompts]
-        positions = Rows(torch.cat([part.rows.positions for part in parts]), None)
+        positions = Rows(_cat([part.rows.positions for part in parts], 0), None)
         step = self._adapter.joint_pass(prompts[0].layer, parts, cos, sin, self._pause_within)
         return hidden, positions, step
 
@@ -233,3 +241,13 @@ class _Pass:
         left = time.perf_counter()
         self._pause()
         self._others_s += time.perf_counter() - left
+
+
+def _read_back(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The same on the host; the layers share most of them."""
+    there = {id(one): one.cpu() for one in tensors}
+    return tuple(there[id(one)] for one in tensors)
+
+
+def _cat(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
+    return torch.cat(parts, dim) if len(parts) > 1 else parts[0]

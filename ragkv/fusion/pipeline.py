@@ -2,9 +2,8 @@
 recompute").
 
 While layer l is fused, reader threads read the layers l+1 ... l+B into a ring of buffers that
-requests reuse one after another. On CUDA the buffers are page-locked and copied on a separate
-stream, ordered by events, without a device-wide wait. Slices that already lie in memory are used in
-place. A damaged entry raises `EntryDamagedError` with its key.
+requests reuse one after another. Slices that already lie in memory are used in place. A damaged
+entry raises `EntryDamagedError` with its key. `device/staging.py` reads for a device.
 
 The layers read ahead are the read buffer of CachedAttention section 3.2.1. The paper's `S_buf = B
 (T_load L_hist - T_pref L_new)` bytes is the amount by which loading falls behind computing over a
@@ -23,7 +22,8 @@ import torch
 
 from ragkv.errors import EntryDamagedError
 from ragkv.runtime import Closing, openmp
-from ragkv.store import EntryInfo, Lease
+from ragkv.store import Lease
+from ragkv.store.codecs import Layout
 
 MOST_BYTES = 256 * 1024**2  # of one request's read buffers, whatever was measured
 UNMEASURED = 2  # layers read ahead before the first measurement
@@ -31,9 +31,6 @@ WEIGHT = 0.3  # of the latest measurement in a running mean
 REUSABLE_BUFFERS = 2
 # Larger buffers are given back, so that one long prompt does not hold memory for ever.
 REUSABLE_BYTES = 64 * 1024**2
-
-# Each slice begins at a multiple of these bytes, so that it can have any dtype.
-_ALIGNMENT = 64
 
 _Slices = dict[int, torch.Tensor]  # by index of the lease: the slice (2, G, T, D) of one layer
 
@@ -91,20 +88,18 @@ class LayerReader(Closing):
         self._readers = readers
         self._ahead = ahead
         depth = min(layers, ahead + 1)
-        infos = [None if lease.in_place else lease.info for lease in leases]
-        strides = [
-            0 if info is None else info.layer_bytes + -info.layer_bytes % _ALIGNMENT
-            for info in infos
-        ]
+        layouts = [self._layout_in_ring(lease) for lease in leases]
+        strides = [0 if layout is None else aligned(layout.nbytes) for layout in layouts]
         self._buffer: torch.Tensor | None = readers.take(depth * sum(strides), device)
         rows = self._buffer[: depth * sum(strides)].view(depth, sum(strides))
-        self._ring = [_views(infos, row.split(strides)) for row in rows]
-        self._copier = _Copier(device) if device.type == "cuda" else None
-        # Threads also send what lies in memory to a CUDA device: a copy out of memory that is not
-        # page-locked blocks.
-        threaded = [
-            i for i, info in enumerate(infos) if info is not None or self._copier is not None
+        self._ring = [
+            [
+                None if at is None else piece[: at.nbytes].view(at.dtype).view(at.shape)
+                for at, piece in zip(layouts, row.split(strides), strict=True)
+            ]
+            for row in rows
         ]
+        threaded = [i for i, lease in enumerate(leases) if self._is_threaded(lease)]
         # Each thread gets several leases: one task per slice would cost more than checking a slice
         # of 256 KiB.
         self._shares = [
@@ -124,20 +119,11 @@ class LayerReader(Closing):
 
         Must be called for every layer in ascending order. Raises `EntryDamagedError`.
         """
-        self._submit(layer + self._ahead)  # without read-ahead this is the layer itself
-        began = time.perf_counter()
-        read = {
-            index: piece
-            for future in self._pending[layer]
-            for index, piece in future.result().items()
-        }
-        del self._pending[layer]
-        self.waited_s += time.perf_counter() - began
-        slices = [
-            read[index] if index in read else _slice(lease, layer, None)
+        read = self._read_by_threads(layer)
+        return [
+            read[index] if index in read else read_slice(lease, layer, None)
             for index, lease in enumerate(self._leases)
         ]
-        return slices if self._copier is None else self._copier.arrived(layer, slices)
 
     def bytes_by_tier(self) -> dict[str, int]:
         """Bytes read from each tier."""
@@ -176,37 +162,49 @@ class LayerReader(Closing):
                 self._readers.pool.submit(self._read_share, share, layer) for share in self._shares
             ]
 
+    def _read_by_threads(self, layer: int) -> _Slices:
+        """Begin the layer that is read ahead now; what the threads read of `layer`."""
+        self._submit(layer + self._ahead)  # without read-ahead this is the layer itself
+        began = time.perf_counter()
+        read = {
+            index: piece
+            for future in self._pending[layer]
+            for index, piece in future.result().items()
+        }
+        del self._pending[layer]
+        self.waited_s += time.perf_counter() - began
+        return read
+
     def _read_share(self, share: Sequence[int], layer: int) -> _Slices:
         return {index: self._read_lease(index, layer) for index in share}
 
     def _read_lease(self, index: int, layer: int) -> torch.Tensor:
-        lease = self._leases[index]
-        buffer = self._ring[layer % len(self._ring)][index]
-        if self._copier is not None:
-            self._copier.wait_reusable(buffer)
         began = time.perf_counter()
-        found = _slice(lease, layer, buffer)
-        if not lease.in_place:
-            self._read_s.append(time.perf_counter() - began)
-        return found if self._copier is None else self._copier.send(found, layer, buffer)
+        found = read_slice(self._leases[index], layer, self._ring[layer % len(self._ring)][index])
+        self._read_s.append(time.perf_counter() - began)
+        return found
+
+    def _layout_in_ring(self, lease: Lease) -> Layout | None:
+        """What is read of a layer; `None` if it is used in place."""
+        return None if lease.in_place else Layout(lease.info.shape, lease.info.dtype)
+
+    def _is_threaded(self, lease: Lease) -> bool:
+        return not lease.in_place
 
 
-def _views(
-    infos: Sequence[EntryInfo | None], pieces: Sequence[torch.Tensor]
-) -> list[torch.Tensor | None]:
-    """The buffers of one layer: a view (2, G, T, D) per lease, or `None` where the slice is used in
-    place.
+def aligned(size: int) -> int:
+    """The least multiple of 64 bytes: a slice that begins there can have any dtype."""
+    return size + -size % 64
+
+
+def read_slice(
+    lease: Lease, layer: int, buffer: torch.Tensor | None, stored: bool = False
+) -> torch.Tensor:
+    """The slice of a layer, or the layer as it is stored; every error of a tier counts as damage of
+    the entry, hence a miss.
     """
-    return [
-        None if info is None else piece[: info.layer_bytes].view(info.dtype).view(info.shape)
-        for info, piece in zip(infos, pieces, strict=True)
-    ]
-
-
-def _slice(lease: Lease, layer: int, buffer: torch.Tensor | None) -> torch.Tensor:
-    """The slice of a layer; every error of a tier counts as damage of the entry, hence a miss."""
     try:
-        return lease.read_layer(layer, buffer)
+        return lease.read_stored(layer, buffer) if stored else lease.read_layer(layer, buffer)
     except Exception as error:
         if isinstance(error, EntryDamagedError) and error.key == lease.info.key:
             raise
@@ -260,38 +258,3 @@ def _mean(before: float | None, amount: int, seconds: float) -> float | None:
         return before
     latest = seconds / amount
     return latest if before is None else (1 - WEIGHT) * before + WEIGHT * latest
-
-
-class _Copier:
-    """Copies from host to device on its own stream."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._sent: dict[int, torch.cuda.Event] = {}  # the last copy out of each host buffer
-        self._ready: dict[int, list[torch.cuda.Event]] = {}  # by layer
-
-    def wait_reusable(self, buffer: torch.Tensor | None) -> None:
-        """Block this reader thread until the last copy out of `buffer` is complete."""
-        if buffer is not None and (event := self._sent.get(buffer.data_ptr())) is not None:
-            event.synchronize()
-
-    def send(self, source: torch.Tensor, layer: int, buffer: torch.Tensor | None) -> torch.Tensor:
-        """Start copying `source`; the result may be used after `arrived`."""
-        with torch.cuda.stream(self._stream):
-            target = source.to(self._device, non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(self._stream)
-        if buffer is not None:
-            self._sent[buffer.data_ptr()] = event
-        self._ready.setdefault(layer, []).append(event)
-        return target
-
-    def arrived(self, layer: int, slices: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Make the current stream, not the host, wait for the copies of `layer`."""
-        stream = torch.cuda.current_stream(self._device)
-        for event in self._ready.pop(layer, []):
-            stream.wait_event(event)
-        for piece in slices:
-            piece.record_stream(stream)
-        return slices

@@ -16,11 +16,13 @@ from transformers import Cache
 from .attention import Watch
 from .cpu.copied import FEW_ROWS
 from .cpu.packing import with_copies
-from .layer_views import TilePause, attending_view, plain_layers
+from .layer_views import CaptureCache, Captured, TilePause, attending_view
 from .layers import PlainLayer
-from .promptkv import CaptureCache, Captured, KVRows, KVShape, PromptKV, Recording
+from .promptkv import KVRows, KVShape, PromptKV
+from .recording import Recording
 from .rope import Rope, RotaryTables
 from .rows import JointPass, LayerPass, Pause, PromptRows, Rows, no_pause, register
+from .trials import plain_layers_of, rotates_in_halves
 
 
 class Adapter:
@@ -63,11 +65,11 @@ class Adapter:
         self._apply_rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]] = (
             module.apply_rotary_pos_emb
         )
-        self._in_halves = self._rotates_in_halves(rotary_dims)
+        self.rotates_in_halves = rotates_in_halves(self, rotary_dims)
+        self._plain: list[PlainLayer] | None = None  # the same layers, called directly
         self.kv_heads, self.head_dim = self._measure_kv()
         self.kv_shape = KVShape(self.layer_count, self.kv_heads, self.head_dim)
-        self._plain: list[PlainLayer] | None = None  # the same layers, called directly
-        self._use_plain_layers()
+        self._plain = plain_layers_of(self)
 
     @property
     def layer_count(self) -> int:
@@ -100,7 +102,7 @@ class Adapter:
 
     def new_recording(self, start: int, stop: int) -> Recording:
         """An empty recording of the positions `start ... stop - 1`."""
-        shape = (self.layer_count, 2, self.kv_heads, stop - start, self.head_dim)
+        shape = (self.layer_count, 2, self.kv_heads, stop - start + 1, self.head_dim)
         return Recording(start, stop, torch.empty(shape, dtype=self.dtype, device=self.device))
 
     # Families override these
@@ -172,13 +174,13 @@ class Adapter:
         whole = rotary_dims == raw.shape[-1]
         part = (raw if whole else raw[..., :rotary_dims]).float()
         rotated = (
-            self._rotate_halves(part, cos, sin)
-            if self._in_halves
-            else self._rotate_by_model(part, cos, sin)
+            self.rotate_halves(part, cos, sin)
+            if self.rotates_in_halves
+            else self.rotate_by_model(part, cos, sin)
         )
         return rotated if whole else torch.cat((rotated, raw[..., rotary_dims:].float()), dim=-1)
 
-    def _rotate_by_model(
+    def rotate_by_model(
         self, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> torch.Tensor:
         # zero query heads: only keys are rotated
@@ -186,31 +188,20 @@ class Adapter:
         return rotated
 
     @staticmethod
-    def _rotate_halves(raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def rotate_halves(raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """raw cos + rotate_half(raw) sin; for many rows with half of the memory passes of the
         model's own function.
         """
         raw_first, raw_second = raw.chunk(2, dim=-1)
         rotated = raw * cos
         half = raw.shape[-1] // 2
-        if raw.shape[2] <= FEW_ROWS:
+        if raw.shape[2] <= FEW_ROWS and raw.device.type == "cpu":
             return rotated.addcmul_(torch.cat((-raw_second, raw_first), dim=-1), sin)
         sin_first, sin_second = sin.chunk(2, dim=-1)
         # slices: training may not change chunks
         rotated[..., :half].addcmul_(raw_second, sin_first, value=-1)
         rotated[..., half:].addcmul_(raw_first, sin_second)
         return rotated
-
-    def _rotates_in_halves(self, rotary_dims: int) -> bool:
-        """Whether the model's rotary function equals `_rotate_halves`; tested on random numbers."""
-        generator = torch.Generator().manual_seed(0)
-        raw, cos, sin = (
-            torch.randn((1, 3, rotary_dims), generator=generator).to(self.device) for _ in range(3)
-        )
-        raw = torch.stack((raw, -2 * raw), dim=1)  # (1, 2, 3, rotary dims)
-        return rotary_dims % 2 == 0 and torch.allclose(
-            self._rotate_by_model(raw, cos, sin), self._rotate_halves(raw, cos, sin), atol=1e-5
-        )
 
     def run_layer(
         self,
@@ -250,6 +241,12 @@ class Adapter:
 
         `step` is given them, too.
         """
+        plain = self._plain_layer(layer)
+        if plain is not None:
+            k_raw, v = plain.project_kv(hidden)
+            if step is not None:
+                step.update(k_raw, v, layer)
+            return k_raw, v
         try:
             self._call(self.layers[layer], hidden, rows, CaptureCache(step))
         except Captured as captured:
@@ -260,10 +257,14 @@ class Adapter:
         self, layer: int, hidden: torch.Tensor, rows: Rows, step: LayerPass
     ) -> torch.Tensor:
         """Call `layer` on hidden (1, R, E): `step` takes its raw queries, keys and values."""
-        plain = None if self._plain is None else self._plain[layer]
-        if plain is None or any(plain.hooks):
+        plain = self._plain_layer(layer)
+        if plain is None:
             return self._call(self.layers[layer], hidden, rows, step)
         return plain(hidden, step)
+
+    def _plain_layer(self, layer: int) -> PlainLayer | None:
+        plain = None if self._plain is None else self._plain[layer]
+        return None if plain is None or any(plain.hooks) else plain
 
     def _call(
         self, view: torch.nn.Module, hidden: torch.Tensor, rows: Rows, step: Cache
@@ -292,27 +293,3 @@ class Adapter:
         token = torch.zeros(1, dtype=torch.int64, device=self.device)
         k_raw, _ = self.project_kv(0, self.embed(token), Rows.span(0, 1, self.device))
         return k_raw.shape[1], k_raw.shape[3]
-
-    @torch.no_grad()
-    def _use_plain_layers(self) -> None:
-        """Leave out what changes no bit of the first layer: a rotation by 0, and torch's calls
-        between parts.
-        """
-        wanted = self._first_layer()
-        self._plain = plain_layers(self.layers, self.attention_name)
-        if self._plain is not None and not _is_same(self._first_layer, wanted):
-            self._plain = None
-
-    def _first_layer(self) -> torch.Tensor:
-        """What the first layer makes of some tokens, (1, 3, E)."""
-        tokens = torch.arange(3, device=self.device) % self.vocabulary
-        rows = Rows.span(0, 3, self.device)
-        return self.run_layer(0, self.embed(tokens), rows, self.new_kv(3), self.rope.tables(3))
-
-
-def _is_same(compute: Callable[[], torch.Tensor], wanted: torch.Tensor) -> bool:
-    """Whether `compute` returns the numbers `wanted`, and does not fail."""
-    try:
-        return torch.equal(compute(), wanted)
-    except (RuntimeError, ValueError, TypeError, AttributeError):
-        return False

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from .cpu.attention_speed import LEAST_ROWS, attends_in_float32
 from .cpu.product_speed import multiplies_bfloat16
+from .device.masked import attend_masked
 from .rows import TILE_ROWS, Pause, Rows, no_pause
 
 # A block of scattered rows has at least so many.
@@ -23,9 +24,6 @@ MOST_ROWS = 96
 # SmolLM2's attention over 4,000 tokens.
 TILED_ROWS = 192
 TILED_SPAN = 0.25
-# On a device a block has up to so many rows, because a kernel launch costs more there than reading
-# masked keys.
-MOST_ROWS_ON_DEVICE = 512
 # The rows that decode attend over whole blocks of so many keys, see `decoding_attention.py`.
 KEY_BLOCK = 64
 # Biases up to this size are kept from layer to layer of a pass; larger ones are made again in each
@@ -43,6 +41,7 @@ class Watch:
         self._rows = rows
         self._sum = torch.zeros(length, device=device)
         self._layers = 0
+        self._unseen: dict[int | None, torch.Tensor] = {}  # by window: (rows, S)
 
     def add(
         self,
@@ -62,17 +61,19 @@ class Watch:
         scores = torch.matmul(queries.float(), k_rot[0, :, :stop].float().transpose(1, 2)) * scaling
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
-        keys = torch.arange(stop, device=asking.device)
-        unseen = keys > asking  # (rows, S)
-        if window is not None:
-            unseen |= keys <= asking - window
+        if (unseen := self._unseen.get(window)) is None:
+            keys = torch.arange(stop, device=asking.device)
+            unseen = keys > asking
+            if window is not None:
+                unseen |= keys <= asking - window
+            self._unseen[window] = unseen
         scores = scores.view(kv_heads, -1, asking.numel(), stop).masked_fill(unseen, float("-inf"))
         self._sum[:stop] += scores.softmax(dim=-1).mean(dim=(0, 1, 2))
         self._layers += 1
 
     def received(self) -> torch.Tensor:
-        """The attention each position received, (S,) float32, on the host; sums to 1."""
-        return (self._sum / max(1, self._layers)).cpu()
+        """The attention each position received, (S,) float32 on the model's device; sums to 1."""
+        return self._sum / max(1, self._layers)
 
 
 def attend(
@@ -89,9 +90,14 @@ def attend(
     _, heads, count, head_dim = q_rot.shape
     kv_heads = k_rot.shape[1]
     if count == 1:
-        return attend_one(q_rot, k_rot, v, window, scaling, softcap)
+        seen = slice(None, rows.stop)
+        return attend_one(q_rot, k_rot[:, :, seen], v[:, :, seen], window, scaling, softcap)
     if is_whole_prompt(rows, window) and softcap is None:
         return _attend_causally(q_rot, k_rot[:, :, :count], v[:, :, :count], scaling, pause)
+    if q_rot.device.type != "cpu":
+        return attend_masked(
+            q_rot, k_rot, v, rows.positions, rows.start, rows.blocks, window, scaling, softcap
+        )
     # the layout the layer expects, so it copies nothing
     out = q_rot.new_empty((1, count, heads, head_dim))
     q_rot, k_rot, v = _as_fastest(q_rot, k_rot, v)
@@ -234,8 +240,7 @@ def _blocks(
     group = q_rot.shape[1] // kv_heads
     cached = rows.blocks.get((window, group, dtype))
     if cached is None:
-        most = MOST_ROWS if rows.positions.device.type == "cpu" else MOST_ROWS_ON_DEVICE
-        blocks = cut_blocks(rows.positions.tolist(), window, most, group)
+        blocks = cut_blocks(rows.positions.tolist(), window, MOST_ROWS, group)
         scores = sum((b.stop - b.start) * (b.high - b.low) * group for b in blocks)
         keep = scores * dtype.itemsize <= CACHED_BYTES
         biases = [_bias(rows, block, window, group, dtype) if keep else None for block in blocks]

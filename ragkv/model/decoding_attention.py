@@ -54,9 +54,8 @@ def attend_decoding(
         )
     if together:
         return _attend_blocks(q_rot, k_rot, v, rows, scaling)
-    return attend(
-        q_rot, k_rot[:, :, : rows.stop], v[:, :, : rows.stop], rows, window, scaling, softcap
-    )
+    end = rows.stop if on_cpu else whole_blocks(rows.stop)
+    return attend(q_rot, k_rot[:, :, :end], v[:, :, :end], rows, window, scaling, softcap)
 
 
 def _attend_blocks(

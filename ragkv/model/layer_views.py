@@ -9,10 +9,11 @@ import copy
 from typing import Any, cast
 
 import torch
+from transformers import Cache
 
 from .cpu.packing import view_with
 from .layers import Part, PlainLayer, in_tiles
-from .rows import IMPLEMENTATION, Pause, no_pause
+from .rows import IMPLEMENTATION, LayerPass, Pause, no_pause
 
 # The names of the norms of a layer: before and behind attention, before and behind the MLP.
 LAYER_NORMS: tuple[tuple[str, str | None, str, str | None], ...] = (
@@ -84,11 +85,14 @@ def _is_dense(mlp: torch.nn.Module) -> bool:
     return all(isinstance(part, torch.nn.Linear) for part in own)
 
 
-def plain_layers(views: list[torch.nn.Module], attention_name: str) -> list[PlainLayer] | None:
+def plain_layers(
+    views: list[torch.nn.Module], attention_name: str, fuse_norms: bool = False
+) -> list[PlainLayer] | None:
     """The layers of `views`; `None` if they have other parts than usual, or are not all of one
     kind.
 
-    The caller tests that the first one gives the same bits.
+    The caller tests that the first one gives the same numbers. With `fuse_norms` a norm is one
+    launch where torch has it.
     """
     parts = views[0]._modules
     attentions = [getattr(view, attention_name) for view in views]
@@ -106,4 +110,35 @@ def plain_layers(views: list[torch.nn.Module], attention_name: str) -> list[Plai
     )
     if norms is None or None in parts.values() or len(kinds) > 1:
         return None
-    return [PlainLayer(view, attention_name, norms) for view in views]
+    return [PlainLayer(view, attention_name, norms, fuse_norms) for view in views]
+
+
+class Captured(Exception):
+    """Raised by `CaptureCache` to stop a layer before its attention."""
+
+    def __init__(self, k_raw: torch.Tensor, v: torch.Tensor) -> None:
+        super().__init__()
+        self.k_raw = k_raw
+        self.v = v
+
+
+class CaptureCache(Cache):
+    """Stops a layer when it has made its keys and values."""
+
+    def __init__(self, step: LayerPass | None) -> None:
+        """`step` is given them, too."""
+        super().__init__(layers=[])
+        self._step = step
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *_: Any,
+        **__: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Raise `Captured` with k_raw and v, each (1, G, R, D)."""
+        if self._step is not None:
+            self._step.update(key_states, value_states, layer_idx)
+        raise Captured(key_states, value_states)

@@ -13,7 +13,9 @@ import torch
 from torch.nn.modules import module as torch_module
 
 from .cpu.copied import FEW_ROWS, joined
-from .rows import TILE_ROWS, LayerPass, Pause
+from .device.graphs import Graphs, Heads
+from .device.norms import fused
+from .rows import TILE_ROWS, LayerPass, Pause, no_pause
 
 Part = Callable[[torch.Tensor], torch.Tensor]
 
@@ -44,17 +46,20 @@ class PlainLayer:
         view: torch.nn.Module,
         attention_name: str,
         norms: tuple[str, str | None, str, str | None],
+        fuse_norms: bool = False,
     ) -> None:
         """`norms` are the names of those before and behind attention, before and behind the MLP."""
         parts: Any = view._modules
         attn = parts[attention_name]
         mlp = getattr(parts["mlp"], "whole", parts["mlp"])
+        self.graphs: Graphs | None = None  # of all layers, on a device that has them
         self.hooks = _hooks_of(view)  # if any is not empty, `__call__` would leave it out
         first, behind, second, behind_mlp = norms
-        self._first: Part = parts[first].forward
-        self._second: Part = parts[second].forward
-        self._behind: Part | None = None if behind is None else parts[behind].forward
-        self._behind_mlp: Part | None = None if behind_mlp is None else parts[behind_mlp].forward
+        norm_of = fused if fuse_norms else lambda norm: norm.forward
+        self._first = norm_of(parts[first])
+        self._second = norm_of(parts[second])
+        self._behind = None if behind is None else norm_of(parts[behind])
+        self._behind_mlp = None if behind_mlp is None else norm_of(parts[behind_mlp])
         self._head_dim = attn.head_dim
         self._scaling = attn.scaling
         self._layer = attn.layer_idx
@@ -63,8 +68,8 @@ class PlainLayer:
         self._qkv = joined(projections)
         self._heads = [len(one.weight) // attn.head_dim for one in projections] if self._qkv else []
         self._projections: list[Part] = [one.forward for one in projections]
-        self._head_norms: list[Part] = [
-            norm.forward for name in "qk" if (norm := attn._modules.get(f"{name}_norm"))
+        self._head_norms = [
+            norm_of(norm) for name in "qk" if (norm := attn._modules.get(f"{name}_norm"))
         ]
         self._out: Part = attn.o_proj.forward
         self._mlp: Part = mlp.forward
@@ -76,8 +81,27 @@ class PlainLayer:
             self._act: Part = mlp.act_fn.forward
             self._down: Part = mlp.down_proj.forward
 
+    def project_kv(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden (1, R, E) -> raw keys and values, each (1, G, R, D)."""
+        normed = self._first(hidden)
+        k, v = (
+            part(normed).view(1, hidden.shape[1], -1, self._head_dim).transpose(1, 2)
+            for part in self._projections[1:]
+        )
+        return (self._head_norms[1](k) if self._head_norms else k), v
+
     def __call__(self, hidden: torch.Tensor, step: LayerPass) -> torch.Tensor:
         """Hidden (1, R, E) -> (1, R, E)."""
+        graphs = self.graphs
+        heads = None if graphs is None else graphs.before(self._layer, self, hidden)
+        if graphs is not None and heads is not None:
+            out = step.run(*heads, self._layer, self._scaling, self._softcap)
+            return graphs.behind(self._layer, out)
+        out = step.run(*self.before(hidden), self._layer, self._scaling, self._softcap)
+        return self.behind(hidden, out, step.pause)
+
+    def before(self, hidden: torch.Tensor) -> Heads:
+        """Hidden (1, R, E) -> queries, keys and values before RoPE, each (1, heads, R, D)."""
         rows = hidden.shape[1]
         normed = self._first(hidden)
         if self._qkv is not None and rows <= FEW_ROWS:
@@ -90,7 +114,13 @@ class PlainLayer:
             )
         if self._head_norms:
             q, k = (norm(heads) for norm, heads in zip(self._head_norms, (q, k), strict=True))
-        out = step.run(q, k, v, self._layer, self._scaling, self._softcap)  # (1, H, R, D)
+        return q, k, v
+
+    def behind(
+        self, hidden: torch.Tensor, out: torch.Tensor, pause: Pause = no_pause
+    ) -> torch.Tensor:
+        """Hidden (1, R, E) and its attention (1, H, R, D) -> (1, R, E)."""
+        rows = hidden.shape[1]
         attended = self._out((out if rows == 1 else out.transpose(1, 2)).reshape(rows, -1))
         hidden = hidden + (attended if self._behind is None else self._behind(attended))
         normed = self._second(hidden)
@@ -98,7 +128,7 @@ class PlainLayer:
             gate, up = self._gate_up.product(normed[0]).chunk(2, dim=-1)
             computed = self._down(self._act(gate) * up)
         else:
-            computed = in_tiles(self._mlp, normed, step.pause) if self._tiled else self._mlp(normed)
+            computed = in_tiles(self._mlp, normed, pause) if self._tiled else self._mlp(normed)
         return hidden + (computed if self._behind_mlp is None else self._behind_mlp(computed))
 
 

@@ -1,21 +1,19 @@
-"""The KV of one prompt during prefill and decoding, and the transformers `Cache` through which
-layers fill it.
+"""The KV of one prompt during prefill and decoding.
 
 Keys are stored rotated, at their absolute positions; space for the answer is allocated with the
-prompt. The `Cache` of a layer receives keys before RoPE, because the layer gets the identity
-rotation. So every key can be recorded free of its position when it is made, and no key is ever
-rotated back. The KV belongs to one request.
+prompt. The KV belongs to one request.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from transformers import Cache, DynamicCache
+from transformers import DynamicCache
 
 from .attention import Watch, attend, whole_blocks
 from .decoding_attention import attend_decoding
-from .rows import LayerPass, Pause, Rows, Seen
+from .recording import Recording
+from .rows import Pause, Rows, Seen
 
 
 class KVShape(NamedTuple):
@@ -46,8 +44,11 @@ class PromptKV:
         """
         layers, kv_heads, head_dim = shape
 
+        # On a device attention reads the rest of the last block, which weighs nothing.
+        allocate = torch.empty if device.type == "cpu" else torch.zeros
+
         def empty(positions: int) -> torch.Tensor:
-            return torch.empty(
+            return allocate(
                 (1, kv_heads, whole_blocks(positions), head_dim), dtype=dtype, device=device
             )
 
@@ -133,55 +134,6 @@ class PromptKV:
         return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
 
 
-class Recording:
-    """Collects the raw KV of the positions `start ... stop - 1` while layers make it: (L, 2, G, T,
-    D).
-    """
-
-    def __init__(self, start: int, stop: int, kv: torch.Tensor) -> None:
-        # positions; `stop` is excluded
-        self.start = start
-        self.stop = stop
-        self.kv = kv  # (L, 2, G, T, D), filled as layers run
-        # after a pass or decoding step, every position before it is recorded
-        self.filled_to = start
-
-    def put(self, layer: int | slice, start: int, part: torch.Tensor) -> None:
-        """Record what is in range of `part` (2, G, T, D), for several layers (L, 2, G, T, D),
-        placed at `start`.
-        """
-        low = max(start, self.start)
-        high = min(start + part.shape[-2], self.stop)
-        if low < high:
-            self.kv[layer, :, :, low - self.start : high - self.start] = part[
-                ..., low - start : high - start, :
-            ]
-
-    def append(self, start: int, made: Sequence[torch.Tensor]) -> None:
-        """Record what a decoding step made from `start` on: k_raw and v (1, G, R, D) of each layer
-        in turn.
-        """
-        self.put(slice(None), start, torch.cat(list(made)).view(-1, 2, *made[0].shape[1:]))
-        self._reached(len(self.kv) - 1, min(start + made[0].shape[2], self.stop))
-
-    def add(self, layer: int, rows: Rows, k_raw: torch.Tensor, v: torch.Tensor) -> None:
-        """Record the positions of `k_raw` and `v` (1, G, R, D) that are in range."""
-        if rows.start is not None:
-            self.put(layer, rows.start, torch.cat((k_raw, v)))
-            self._reached(layer, min(rows.stop, self.stop))
-            return
-        inside = (rows.positions >= self.start) & (rows.positions < self.stop)
-        target_rows = rows.positions[inside] - self.start
-        self.kv[layer, 0].index_copy_(1, target_rows, k_raw[0][:, inside])
-        self.kv[layer, 1].index_copy_(1, target_rows, v[0][:, inside])
-        if target_rows.numel():
-            self._reached(layer, int(rows.positions[inside][-1]) + 1)
-
-    def _reached(self, layer: int, stop: int) -> None:
-        if layer == self.kv.shape[0] - 1:  # after it, every earlier position has been recorded
-            self.filled_to = max(self.filled_to, stop)
-
-
 class KVRows:
     """Some rows of a prompt: their KV is written to the prompt's, and they attend over all
     of it.
@@ -205,8 +157,7 @@ class KVRows:
         """The last of the rows alone."""
         if len(self.rows) == 1:
             return self
-        last = Rows.of(self.rows.positions[-1:])
-        return KVRows(self._kv, last, self._windows, self._record, self._watch)
+        return KVRows(self._kv, self.rows.last, self._windows, self._record, self._watch)
 
     def put(self, layer: int, k_raw: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor) -> Seen:
         """Write what a layer made, each (1, G, R, D), and return keys and values of all positions
@@ -215,7 +166,8 @@ class KVRows:
         self._kv.write(layer, self.rows, k_rot, v)
         if self._record is not None:
             self._record.add(layer, self.rows, k_raw, v)
-        return self._kv.view(layer, self.rows.stop)
+        stop = self.rows.stop
+        return self._kv.view(layer, stop if k_rot.device.type == "cpu" else whole_blocks(stop))
 
     def attend(
         self,
@@ -231,34 +183,3 @@ class KVRows:
         if self._watch is not None:
             self._watch.add(q_rot, seen[0], self.rows, window, scaling, cap)
         return attend(q_rot, *seen, self.rows, window, scaling, cap, pause)
-
-
-class Captured(Exception):
-    """Raised by `CaptureCache` to stop a layer before its attention."""
-
-    def __init__(self, k_raw: torch.Tensor, v: torch.Tensor) -> None:
-        super().__init__()
-        self.k_raw = k_raw
-        self.v = v
-
-
-class CaptureCache(Cache):
-    """Stops a layer when it has made its keys and values."""
-
-    def __init__(self, step: LayerPass | None) -> None:
-        """`step` is given them, too."""
-        super().__init__(layers=[])
-        self._step = step
-
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        *_: Any,
-        **__: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Raise `Captured` with k_raw and v, each (1, G, R, D)."""
-        if self._step is not None:
-            self._step.update(key_states, value_states, layer_idx)
-        raise Captured(key_states, value_states)

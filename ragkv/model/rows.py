@@ -28,6 +28,14 @@ TILE_ROWS = 512  # A pass over more rows than this pauses within its layers.
 Pause = Callable[[], None]  # lets others compute; what it raises ends the pass
 
 
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`tensor` on `device`. A host does not wait: what it sends to CUDA is page-locked first."""
+    if tensor.device == device:
+        return tensor
+    locked = tensor.pin_memory() if device.type == "cuda" else tensor
+    return locked.to(device, non_blocking=True)
+
+
 def no_pause() -> None:
     """The pause of a pass that never gives way."""
 
@@ -59,10 +67,20 @@ class Rows:
         """
         if self.positions.device == device:
             return self
-        moved = Rows(self.positions.to(device), self.start)
-        if len(self):
-            moved.__dict__["stop"] = self.stop
-        return moved
+        stop = self.stop if len(self) else 0
+        return Rows.unread(sent(self.positions, device), stop, self.start)
+
+    @classmethod
+    def unread(cls, positions: torch.Tensor, stop: int, start: int | None = None) -> "Rows":
+        """Rows of ascending `positions` (R,) that only the device knows; the last is `stop` - 1."""
+        made = cls(positions, start)
+        made.__dict__["stop"] = stop
+        return made
+
+    @cached_property
+    def last(self) -> "Rows":
+        """The last of the rows alone."""
+        return Rows(self.positions[-1:], self.stop - 1)
 
     @classmethod
     def span(cls, start: int, stop: int, device: torch.device) -> "Rows":
@@ -184,9 +202,9 @@ class JointPass(LayerPass):
         softcap: float | None,
     ) -> torch.Tensor:
         """Rotates few queries and keys together, because calls of torch take longer than their
-        work.
+        work; on a device any number.
         """
-        if q.shape[2] > FEW_ROWS:
+        if q.shape[2] > FEW_ROWS and q.device.type == "cpu":
             return super().run(q, k, v, layer, scaling, softcap)
         q_rot, k_rot = self._rotate(torch.cat((q, k), dim=1)).split_with_sizes(
             (q.shape[1], k.shape[1]), dim=1

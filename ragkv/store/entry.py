@@ -249,12 +249,10 @@ class EncodedEntry:
         already.
 
         A view would keep its whole base tensor alive, beyond a tier's capacity. With `page_locked`
-        and CUDA, raw layers are in page-locked memory, because they are copied to the device
-        without decoding.
+        and CUDA, layers are in page-locked memory, because they are copied to the device as they
+        are.
         """
-        layers = _compact(
-            self.layers, page_locked and self.codec.in_place and torch.cuda.is_available()
-        )
+        layers = _compact(self.layers, page_locked and torch.cuda.is_available())
         return self if layers is self.layers else EncodedEntry(self.info, self.codec, layers)
 
 

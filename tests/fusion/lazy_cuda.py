@@ -6,7 +6,7 @@ wrong numbers in every run, where a real device gives them now and then.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -82,27 +82,33 @@ class LazyCuda:
         finally:
             self._current.stream = before
 
-    def copy(self, source: torch.Tensor) -> torch.Tensor:
-        """A copy on the "device", queued on the current stream."""
-        target = torch.full_like(source, torch.nan)
-        self.current_stream().work.append(partial(_fill, target, source))
-        return target
+    def copy(
+        self,
+        targets: Sequence[torch.Tensor],
+        sources: Sequence[torch.Tensor],
+        non_blocking: bool = False,
+    ) -> None:
+        """Copies to the "device", queued on the current stream."""
+        assert non_blocking
+        for target, source in zip(targets, sources, strict=True):
+            self.current_stream().work.append(partial(_fill, target, source))
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Put the fake in place of torch's streams, and of copies to a CUDA device."""
-        real_to: Any = torch.Tensor.to
+        real_empty: Any = torch.empty
 
-        def to(tensor: torch.Tensor, target: Any, *args: Any, **options: Any) -> torch.Tensor:
-            if isinstance(target, torch.device) and target.type == "cuda":
-                assert options == {"non_blocking": True}
-                return self.copy(tensor)
-            found: torch.Tensor = real_to(tensor, target, *args, **options)
-            return found
+        def empty(*size: Any, **options: Any) -> torch.Tensor:
+            on_device = options.get("device") == DEVICE
+            if on_device:
+                del options["device"]
+            made: torch.Tensor = real_empty(*size, **options)
+            return made.fill_(255) if on_device else made
 
         def record_stream(tensor: torch.Tensor, stream: Stream) -> None:
             self.recorded.append((tensor.data_ptr(), stream))
 
-        monkeypatch.setattr(torch.Tensor, "to", to)
+        monkeypatch.setattr(torch, "empty", empty)
+        monkeypatch.setattr(torch, "_foreach_copy_", self.copy)
         monkeypatch.setattr(torch.Tensor, "record_stream", record_stream)
         for name, fake in (("Stream", Stream), ("Event", Event), ("stream", self.stream)):
             monkeypatch.setattr(torch.cuda, name, fake)

@@ -3,6 +3,7 @@
 """
 
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 import torch
 
 from ragkv import Engine
-from ragkv.fusion import LayerReader, Readers
-from ragkv.fusion.pipeline import _Copier
+from ragkv.fusion import Readers
+from ragkv.fusion.device.staging import StagedReader, _Copier
 from ragkv.model import Adapter, Rows
 from ragkv.store import Lease, MemoryLease
 from tests import tiny_models
@@ -56,13 +57,17 @@ def arrived_slices(
     last layer.
     """
     read: list[list[torch.Tensor]] = [[] for _ in range(LAYERS)]
-    with LayerReader(leases, LAYERS, ahead, readers, DEVICE) as reader:
+
+    def kernel(layer: int, buffer: torch.Tensor, starts: list[int]) -> None:
+        for lease, start in zip(leases, starts, strict=True):
+            info = lease.info
+            piece = buffer[start : start + info.layer_bytes].clone()
+            read[layer].append(piece.view(info.dtype).view(info.shape))
+
+    with StagedReader(leases, LAYERS, ahead, readers, DEVICE) as reader:
         for layer in range(LAYERS):
-            for piece in reader.layer(layer):
-                found = read[layer]
-                cuda.default.work.append(
-                    lambda found=found, piece=piece: found.append(piece.clone())
-                )  # type: ignore[misc]
+            (buffer,) = reader.layer(layer)
+            cuda.default.work.append(partial(kernel, layer, buffer, reader.starts))
     cuda.default.synchronize()
     return read
 
@@ -88,7 +93,7 @@ def test_without_a_wait_the_lazy_device_gives_wrong_slices(
     step: str, readers: HostReaders, cuda: LazyCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Proves that the test above can fail."""
-    monkeypatch.setattr(_Copier, step, lambda *given: given[-1])
+    monkeypatch.setattr(_Copier, step, lambda *_: None)
     leases: list[Any] = [FakeLease()]
     assert not all_equal(arrived_slices(leases, 1, readers, cuda), leases)
 
@@ -96,7 +101,7 @@ def test_without_a_wait_the_lazy_device_gives_wrong_slices(
 def test_slices_stay_allocated_until_the_compute_stream_has_read_them(
     readers: HostReaders, cuda: LazyCuda
 ) -> None:
-    with LayerReader([FakeLease()], LAYERS, 1, readers, DEVICE) as reader:
+    with StagedReader([FakeLease()], LAYERS, 1, readers, DEVICE) as reader:
         for layer in range(LAYERS):
             (piece,) = reader.layer(layer)
             assert cuda.recorded[-1] == (piece.data_ptr(), cuda.default)

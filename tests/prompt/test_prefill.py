@@ -146,6 +146,8 @@ def test_a_cuda_engine_equals_the_cpu_engine() -> None:
             dict(ratio=0.0),
             dict(ratio=1.0),
             dict(ratio=0.3, selector="first-k"),
+            dict(ratio=0.3, selector="hkvd"),
+            dict(ratio=0.3, selector="attention"),
             dict(reuse="none"),
         ):
             ours, wanted = (

@@ -15,6 +15,7 @@ import torch
 from ragkv.errors import EntryDamagedError
 from ragkv.runtime import Closing
 
+from ..codecs import RAW, Codec
 from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
 from ..policies import Policy, TurnSize
 from ..record import RecordHead
@@ -28,6 +29,7 @@ class Lease(Closing):
     kind: TierKind
     # `read_layer` returns views of the tier's own storage and needs no `out`
     in_place: bool = False
+    codec: Codec = RAW  # of the stored layers
     _heir: "Callable[[Lease], None] | None" = None
 
     @property
@@ -46,6 +48,12 @@ class Lease(Closing):
         immutable storage: never write to the result. Raises `EntryDamagedError`; the tier has then
         dropped the entry.
         """
+
+    def read_stored(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """`layer` as it is stored, verified, for a device that unpacks it: `out`, or a view of what
+        is in memory.
+        """
+        return self.read_layer(layer, out)
 
     @abstractmethod
     def read_encoded(self) -> EncodedEntry:
@@ -75,6 +83,7 @@ class StoredLease(Lease):
     def __init__(self, head: RecordHead) -> None:
         """`head` is that of the entry's record, verified."""
         self.info = head.info
+        self.codec = head.codec
         self._head = head
 
     @property
@@ -84,17 +93,20 @@ class StoredLease(Lease):
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         """See `Lease.read_layer`; without `out` the slice is a new host tensor."""
         info = self.info
-        codec = self._head.codec
         target = torch.empty(info.shape, dtype=info.dtype) if out is None else out
-        in_place = codec.in_place and target.is_contiguous()
-        layout = codec.layout(info.shape, info.dtype)
-        stored = target if in_place else torch.empty(layout.shape, dtype=layout.dtype)
+        in_place = self.codec.in_place and target.is_contiguous()
+        return self.codec.decode(self.read_stored(layer, target if in_place else None), target)
+
+    def read_stored(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The stored layer, read into `out` or into a new host tensor."""
+        layout = self.codec.layout(self.info.shape, self.info.dtype)
+        stored = torch.empty(layout.shape, dtype=layout.dtype) if out is None else out
         try:
             self._read(layer, stored)
         except EntryDamagedError:
             self._heir = None
             raise
-        return codec.decode(stored, target)
+        return stored
 
     def read_encoded(self) -> EncodedEntry:
         info = self.info

@@ -1,9 +1,10 @@
 """The memory tier: entries in host memory, encoded by their codec, bounded by the bytes of their
 tensors.
 
-Raw entries are served as views, without a copy (page-locked if CUDA will read them); other codecs
-decode into the reader's buffer. If the tensors given to `put` are compact already, the tier holds
-those very tensors: entries are immutable, so the caller must not write to them afterwards.
+Raw entries are served as views, without a copy; other codecs decode into the reader's buffer. If
+CUDA will read the entries, they are page-locked, and copied to the device as they are stored. If
+the tensors given to `put` are compact already, the tier holds those very tensors: entries are
+immutable, so the caller must not write to them afterwards.
 """
 
 import logging
@@ -43,6 +44,7 @@ class MemoryLease(Lease):
             entry = EncodedEntry(entry.info, RAW, entry.kv)
         self.info = entry.info
         self.in_place = entry.codec.in_place
+        self.codec = entry.codec
         self._entry = entry
         self._layer_bytes = entry.size_bytes // entry.info.layers
         self._on_read = on_read
@@ -58,6 +60,11 @@ class MemoryLease(Lease):
         """
         self._on_read(self._layer_bytes)
         return self._entry.read_layer(layer, out)
+
+    def read_stored(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+        """A view of the stored layer."""
+        self._on_read(self._layer_bytes)
+        return self._entry.layers[layer]
 
     def read_encoded(self) -> EncodedEntry:
         """The stored entry itself, because it is immutable."""
@@ -142,6 +149,6 @@ class MemoryTier(LocalTier[EncodedEntry]):
 
     def _footprint(self, entry: EncodedEntry) -> int:
         """Bytes that the entry takes here: torch allocates page-locked memory in powers of two."""
-        if not (self._page_locked and entry.codec.in_place):
+        if not self._page_locked:
             return entry.size_bytes
         return 1 << (entry.size_bytes - 1).bit_length()

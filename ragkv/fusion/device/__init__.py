@@ -1,0 +1,1 @@
+"""Fusing on a device, beside the path that CPUs take (docs/research/gpu.md)."""

@@ -1,0 +1,121 @@
+"""Attention of scattered rows on a device, in few launches and without reading a position back.
+
+One bias (R, N) serves all heads and all layers of a pass. Query heads of one KV head lie in the
+batch, where a bias and keys need no copies. N is a multiple of `KEY_BLOCK` where the KV allows it,
+because otherwise torch would pad the bias in every layer.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+# Numbers of a bias. More rows are computed in several parts.
+MOST_BIAS = 1 << 27
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedRows:
+    """The rows start ... stop - 1 of a pass, and their bias."""
+
+    start: int
+    stop: int
+    keys: int  # they see none from here on
+    bias: torch.Tensor  # (stop - start, keys): 0 where a row sees a key, -inf elsewhere
+
+
+def masked_rows(
+    positions: torch.Tensor, first: int | None, keys: int, window: int | None, dtype: torch.dtype
+) -> list[MaskedRows]:
+    """Masks of rows at ascending `positions` (R,) over `keys` keys; `first` is their first position
+    where they are contiguous.
+    """
+    return [
+        _masked(positions, start, stop, _seen(first, stop, keys), window, dtype)
+        for start, stop in _parts(positions.numel(), max(1, MOST_BIAS // keys))
+    ]
+
+
+def _parts(rows: int, most: int) -> Iterator[tuple[int, int]]:
+    return ((start, min(rows, start + most)) for start in range(0, rows, most))
+
+
+def _seen(first: int | None, stop: int, keys: int) -> int:
+    return keys if first is None else min(keys, first + stop + -(first + stop) % 16)
+
+
+def _masked(
+    positions: torch.Tensor,
+    start: int,
+    stop: int,
+    keys: int,
+    window: int | None,
+    dtype: torch.dtype,
+) -> MaskedRows:
+    place = torch.arange(keys, device=positions.device)
+    own = positions[start:stop, None]
+    seen = place <= own
+    if window is not None:
+        seen &= place > own - window
+    nothing = torch.zeros((), dtype=dtype, device=positions.device)
+    return MaskedRows(start, stop, keys, torch.where(seen, nothing, float("-inf")))
+
+
+def attend_masked(
+    q_rot: torch.Tensor,
+    k_rot: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    first: int | None,
+    cache: dict[Any, Any],
+    window: int | None,
+    scaling: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Attention of rows (1, H, R, D) over keys and values (1, G, N, D): (1, H, R, D).
+
+    Their ascending `positions` (R,) begin at `first` where they are contiguous. `cache` keeps the
+    masks, which are equal in all layers of a pass with this window.
+    """
+    name = (window, k_rot.shape[2], q_rot.dtype)
+    if (masks := cache.get(name)) is None:
+        masks = cache[name] = masked_rows(positions, first, k_rot.shape[2], window, q_rot.dtype)
+    _, heads, count, head_dim = q_rot.shape
+    kv_heads = k_rot.shape[1]
+    group = heads // kv_heads
+    queries = q_rot.view(kv_heads, group, count, head_dim).transpose(0, 1)  # (H / G, G, R, D)
+    parts = [
+        _attend(
+            queries[:, :, mask.start : mask.stop],
+            k_rot[:, :, : mask.keys].expand(group, -1, -1, -1),
+            v[:, :, : mask.keys].expand(group, -1, -1, -1),
+            mask.bias,
+            scaling,
+            softcap,
+        )
+        for mask in masks
+    ]
+    out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+    # the layout the layer expects, so it copies nothing
+    rows = out.permute(2, 1, 0, 3).reshape(1, count, heads, head_dim)
+    return rows.transpose(1, 2)
+
+
+def _attend(
+    queries: torch.Tensor,
+    k_rot: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor,
+    scaling: float,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Queries (B, G, R, D) over keys and values (B, G, N, D) -> (B, G, R, D)."""
+    if softcap is None:
+        return functional.scaled_dot_product_attention(
+            queries, k_rot, v, attn_mask=bias.expand(*queries.shape[:2], -1, -1), scale=scaling
+        )
+    scores = torch.matmul(queries, k_rot.transpose(2, 3)).float() * scaling
+    scores = torch.tanh(scores / softcap) * softcap + bias
+    return torch.matmul(scores.softmax(dim=-1).to(v.dtype), v)

@@ -1,0 +1,89 @@
+"""How a device unpacks the stored layers of many entries at once.
+
+A host decodes one slice after another (`codecs.py`). A device gets the stored layers of many
+entries in one buffer, as they are. `places` says, once a prompt, where in the buffer the numbers of
+each token are, and `unpack` gathers them in a number of operations that does not depend on the
+number of entries. The layouts are those of the codecs.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from .codecs import Codec, Int8Codec
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPlaces:
+    """Where the stored KV of N tokens is in a buffer of one layer."""
+
+    at: torch.Tensor  # (N,) int64: the first byte of the token's entry, a multiple of 4
+    tokens: torch.Tensor  # (N,) int64: T of its entry
+    token: torch.Tensor  # (N,) int64: its index in the entry
+    kv_heads: int  # G
+    head_dim: int  # D
+    dtype: torch.dtype  # of the keys and values
+
+    def heads(self) -> torch.Tensor:
+        """0 ... G - 1, (G, 1)."""
+        return torch.arange(self.kv_heads, device=self.at.device)[:, None]
+
+    def elements(self) -> torch.Tensor:
+        """Index of each token's first number in arrays (2, G, T, D) of their entries, (2, G, N)."""
+        kinds = torch.arange(2, device=self.at.device)[:, None, None]
+        heads = kinds * self.kv_heads + self.heads()
+        return (heads * self.tokens + self.token) * self.head_dim
+
+
+class Unpacking:
+    """Unpacks entries whose codec stores plain numbers."""
+
+    def __init__(self, codec: Codec, places: TokenPlaces) -> None:
+        # of a stored layer
+        self.numbers: torch.dtype | None = codec.layout((2, 1, 1, 1), places.dtype).dtype
+        self._head_dim = places.head_dim
+        self._dtype = places.dtype
+        self._first = places.at // self.numbers.itemsize + places.elements()  # (2, G, N)
+
+    def unpack(self, buffer: torch.Tensor) -> torch.Tensor:
+        """Keys and values (2, G, N, D) of the tokens in `buffer` (B,) uint8."""
+        assert self.numbers is not None
+        return _windows(buffer.view(self.numbers), self._head_dim)[self._first].to(self._dtype)
+
+
+class Int8Unpacking(Unpacking):
+    """Unpacks entries of the codec `int8`."""
+
+    def __init__(self, codec: Codec, places: TokenPlaces) -> None:
+        self.numbers = None  # they are codes
+        self._head_dim = places.head_dim
+        self._dtype = places.dtype
+        channels = places.kv_heads * places.head_dim
+        first = places.at // 4
+        rows = places.kv_heads * places.tokens  # (N,)
+        self._code_at = places.at + 4 * (2 * channels + rows) + places.elements()  # (2, G, N)
+        key_at = first + places.heads() * places.head_dim  # (G, N)
+        self._key_at = torch.stack((key_at, key_at + channels))  # of scale and low
+        token_at = places.heads() * places.tokens + places.token
+        self._value_at = first + 2 * channels + token_at  # (G, N)
+
+    def unpack(self, buffer: torch.Tensor) -> torch.Tensor:
+        floats = buffer.view(torch.float32)
+        codes = _windows(buffer, self._head_dim)[self._code_at]  # (2, G, N, D)
+        key_scale, low = _windows(floats, self._head_dim)[self._key_at]
+        found = torch.empty(codes.shape, dtype=self._dtype, device=buffer.device)
+        torch.add(codes[0] * key_scale, low, out=found[0])
+        value_scale = floats[self._value_at][..., None]
+        torch.mul(codes[1].view(torch.int8), value_scale, out=found[1])
+        return found
+
+
+def unpacking(codec: Codec, places: TokenPlaces) -> Unpacking:
+    """How tokens at `places` are unpacked that `codec` stored."""
+    made = Int8Unpacking if isinstance(codec, Int8Codec) else Unpacking
+    return made(codec, places)
+
+
+def _windows(numbers: torch.Tensor, width: int) -> torch.Tensor:
+    """A view (n - width + 1, width) of `numbers` (n,): row i begins at number i."""
+    return numbers.as_strided((numbers.numel() - width + 1, width), (1, 1))

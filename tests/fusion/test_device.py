@@ -1,0 +1,263 @@
+"""The path that prompts take on a device, with a fake one: equal numbers, few launches, no waits."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from ragkv.fusion import (
+    SELECTORS,
+    Plan,
+    Readers,
+    Span,
+    SpanKind,
+    SpanState,
+    make_selector,
+)
+from ragkv.fusion.device.placing import DevicePlacing
+from ragkv.fusion.device.staging import StagedReader
+from ragkv.fusion.passes import Fusor, run_pass
+from ragkv.model import Recording
+from ragkv.model.device.kernels import placing_kernel
+from ragkv.model.families import ADAPTERS
+from ragkv.store import Entry, MemoryLease
+from ragkv.store.entry import EncodedEntry, EntryInfo, Identity
+from tests import tiny_models
+from tests.fusion.fake_device import DeviceTensor, FakeDevice, InlineReaders, move, on_host
+
+MOST_OPERATIONS = 45  # a layer and pass
+
+# 1 + sum of chunks and separators + question
+QUESTION = tiny_models.tokens(7, 99)
+
+
+def encoded(adapter: Any, ids: list[int], codec: str) -> EncodedEntry:
+    """An entry of random KV for `ids`."""
+    chance = torch.Generator().manual_seed(sum(ids))
+    shape = (adapter.layer_count, 2, adapter.kv_heads, len(ids), adapter.head_dim)
+    kv = torch.randn(shape, generator=chance).to(adapter.dtype)
+    dtype = str(adapter.dtype).removeprefix("torch.")
+    identity = Identity("w", "a", "r", dtype, "", "", "", codec=codec)
+    info = EntryInfo(identity.key(ids), identity, tuple(ids), "f", *shape[::2], shape[4])
+    return EncodedEntry.of(Entry(info, kv))
+
+
+def plan_of(adapter: Any, chunks: int, codecs: tuple[str, ...] = ("int8",)) -> Plan:
+    """A prompt of `chunks` fused chunks of unequal length, each with a separator; the second one
+    skips its first tokens.
+    """
+    ids = [1]
+    spans = [Span(SpanKind.PREFIX, 0, 1, SpanState.COMPUTED)]
+    for chunk in range(chunks):
+        own = tiny_models.tokens(9 + chunk % 4, chunk)
+        offset = 2 if chunk == 1 else 0
+        start = len(ids)
+        ids += own[offset:]
+        lease = MemoryLease(encoded(adapter, own, codecs[chunk % len(codecs)]))
+        spans += [
+            Span(SpanKind.CHUNK, start, len(ids), SpanState.FUSED, lease, chunk, offset),
+            Span(SpanKind.TEXT, len(ids), len(ids) + 1, SpanState.COMPUTED),
+        ]
+        ids.append(5)
+    spans.append(Span(SpanKind.QUESTION, len(ids), len(ids) + len(QUESTION), SpanState.COMPUTED))
+    return Plan.of(torch.tensor([*ids, *QUESTION]), spans)
+
+
+def adapter_of(family: str) -> Any:
+    """A host's adapter of the tiny model."""
+    model = tiny_models.model(family)
+    return ADAPTERS[model.config.model_type](model)
+
+
+def prefill(
+    adapter: Any, plan: Plan, selector: str, ratio: float, record: Recording | None = None
+) -> Any:
+    """What a pass over the prompt gives."""
+    fusor = Fusor(adapter, InlineReaders(), 1, 0)  # type: ignore[arg-type]
+    with fusor.prepared(plan, make_selector(selector), ratio, record=record) as prompt:
+        run_pass(adapter, [prompt], lambda: None)
+        return prompt.result()
+
+
+@contextmanager
+def counting(device: FakeDevice, adapter: Any) -> Iterator[None]:
+    """Count from the first layer's slices to the last layer."""
+    layer = StagedReader.layer
+    logits = adapter.logits
+
+    def first(reader: StagedReader, number: int) -> list[torch.Tensor]:
+        device.counts = True
+        return layer(reader, number)
+
+    def last(hidden: torch.Tensor) -> torch.Tensor:
+        device.counts = False
+        return logits(hidden)
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(StagedReader, "layer", first)
+    adapter.logits = last
+    try:
+        yield
+    finally:
+        patch.undo()
+
+
+def on_device(
+    family: str,
+    selector: str,
+    ratio: float = 0.3,
+    chunks: int = 4,
+    codecs: tuple[str, ...] = ("int8",),
+    change: Callable[[Any], object] = lambda _: None,
+) -> tuple[Any, torch.Tensor, FakeDevice, Any]:
+    """The result on the fake device, its logits, the device and its adapter."""
+    adapter = adapter_of(family)
+    plan = plan_of(adapter, chunks, codecs)
+    device = FakeDevice()
+    with device.running(), torch.no_grad():
+        move(adapter)
+        change(adapter)
+        record = adapter.new_recording(3, 40)
+        with counting(device, adapter):
+            passed = prefill(adapter, plan, selector, ratio, record if chunks < 8 else None)
+    return passed, on_host(passed.logits), device, (adapter, on_host(record.kv))
+
+
+def same(device: torch.Tensor, host: torch.Tensor) -> None:
+    """To rounding: numbers of random weights reach 50."""
+    assert (device - host).abs().max() <= 1e-5 * max(1.0, float(host.abs().max()))
+
+
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+@pytest.mark.parametrize("selector", ["first-k", "hkvd", "attention"])
+def test_a_device_computes_what_the_host_does(family: str, selector: str) -> None:
+    adapter = adapter_of(family)
+    plan = plan_of(adapter, 4)
+    record = adapter.new_recording(3, 40)
+    with torch.no_grad():
+        host = prefill(adapter, plan, selector, 0.3, record)
+    passed, logits, _, (_, recorded) = on_device(family, selector)
+    same(logits, host.logits)
+    for ours, wanted in zip(
+        passed.fused.selected_by_layer, host.fused.selected_by_layer, strict=True
+    ):
+        assert torch.equal(on_host(ours), wanted)
+    length = host.fused.kv.length
+    for made in ("keys", "values"):
+        pairs = zip(getattr(passed.fused.kv, made), getattr(host.fused.kv, made), strict=True)
+        for ours, wanted in pairs:
+            same(on_host(ours)[:, :, :length], wanted[:, :, :length])
+    same(recorded, record.kv)
+
+
+def test_entries_of_several_codecs_are_placed_together() -> None:
+    codecs = ("int8", "raw", "bfloat16")
+    adapter = adapter_of("llama")
+    with torch.no_grad():
+        host = prefill(adapter, plan_of(adapter, 6, codecs), "hkvd-gradual", 0.3)
+    _, logits, device, _ = on_device("llama", "hkvd-gradual", chunks=6, codecs=codecs)
+    same(logits, host.logits)
+    assert not device.waits
+
+
+@pytest.mark.parametrize("selector", sorted(SELECTORS))
+def test_a_pass_has_few_operations_none_for_each_chunk_and_waits_for_none(selector: str) -> None:
+    passes = 2 if selector == "attention" else 1
+    counts = []
+    for chunks in (8, 32):
+        _, _, device, (adapter, _) = on_device("llama", selector, 0.15, chunks)
+        assert not device.waits
+        counts.append(sum(device.operations.values()) / adapter.layer_count / passes)
+    assert counts[0] == counts[1]
+    # the tiny model checks in three of its four layers
+    checks = 12 if selector == "hkvd-gradual" else 0
+    assert counts[0] <= MOST_OPERATIONS + checks
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda tensor: tensor.tolist(),
+        lambda tensor: int(tensor[0]),
+        lambda tensor: tensor.cpu(),
+        lambda tensor: tensor[tensor > 1],
+        lambda tensor: tensor.nonzero(),
+        lambda tensor: tensor.copy_(torch.ones(3)),
+        lambda tensor: torch.ones(3).to(tensor.device),
+        lambda tensor: torch.tensor([1, 2], device=tensor.device),
+    ],
+)
+def test_the_fake_device_notes_waits(read: Callable[[torch.Tensor], object]) -> None:
+    """Proves that the test above can fail."""
+    device = FakeDevice()
+    with device.running():
+        tensor = DeviceTensor(torch.arange(3.0))
+        device.counts = True
+        assert torch.equal(on_host(tensor + tensor), 2 * torch.arange(3.0))
+        assert not device.waits
+        read(tensor)
+    assert len(device.waits) == 1
+
+
+def test_tensors_of_the_host_and_of_the_device_do_not_mix() -> None:
+    with FakeDevice().running(), pytest.raises(RuntimeError, match="of the host and of the device"):
+        DeviceTensor(torch.ones(3)) + torch.ones(3)
+
+
+def placed(
+    family: str, dtype: torch.dtype, codecs: tuple[str, ...], kernel: Any, device: str = "cpu"
+) -> torch.Tensor:
+    """The KV of all layers after placing on the device's path."""
+    model = tiny_models.model(family).to(device, dtype)
+    adapter = ADAPTERS[model.config.model_type](model)
+    plan = plan_of(adapter, 5, codecs)
+    length = plan.token_ids.numel()
+    kv = adapter.new_kv(length)
+    for tensor in (*kv.keys, *kv.values):
+        tensor.zero_()
+    leases = [span.lease for span in plan.loaded if span.lease]
+    tables = adapter.rope.tables(length)
+    with (
+        Readers(2) as readers,
+        StagedReader(leases, adapter.layer_count, 1, readers, adapter.device) as reader,
+    ):
+        placing = DevicePlacing(reader, adapter, tables, plan.loaded, kv, None)
+        placing.kernel = kernel
+        for layer in range(adapter.layer_count):
+            placing.place(layer, reader.layer(layer))
+    return torch.stack((*kv.keys, *kv.values)).float().cpu()
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param(
+            "cpu",
+            marks=pytest.mark.skipif(
+                os.environ.get("TRITON_INTERPRET") != "1" or placing_kernel() is None,
+                reason="needs Triton and TRITON_INTERPRET=1 (docs/gpu.md)",
+            ),
+        ),
+        pytest.param(
+            "cuda",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+            ],
+        ),
+    ],
+)
+@pytest.mark.parametrize("codecs", [("int8",), ("raw",), ("bfloat16", "int8", "raw")], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_neox", "smollm3", "stablelm"])
+def test_the_kernel_places_what_torch_places(
+    family: str, dtype: torch.dtype, codecs: tuple[str, ...], device: str
+) -> None:
+    wanted = placed(family, dtype, codecs, None, device)
+    ours = placed(family, dtype, codecs, placing_kernel(), device)
+    assert wanted.abs().sum() > 0
+    least = 1e-5 if dtype is torch.float32 else 0.04  # two roundings of numbers up to 4
+    torch.testing.assert_close(ours, wanted, atol=least, rtol=least)
