@@ -27,7 +27,7 @@ import torch
 from benchmarks import report
 from benchmarks.random_model import SHAPES
 from benchmarks.ttft_world import OUR_FULL, TRANSFORMERS_FULL, Method, World, model_of
-from ragkv.model.trials import use_graphs
+from ragkv.model.layer_views import use_graphs
 
 SIZES = ("qwen2.5-1.5b", "llama-3.2-3b", "llama-3-8b")  # in this order
 LENGTHS = (8, 16, 32, 64)  # chunks

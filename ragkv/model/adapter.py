@@ -16,13 +16,12 @@ from transformers import Cache
 from .attention import Watch
 from .cpu.copied import FEW_ROWS
 from .cpu.packing import with_copies
-from .layer_views import CaptureCache, Captured, TilePause, attending_view
+from .layer_views import CaptureCache, Captured, TilePause, attending_view, plain_layers_of
 from .layers import PlainLayer
 from .promptkv import KVRows, KVShape, PromptKV
 from .recording import Recording
 from .rope import Rope, RotaryTables
 from .rows import JointPass, LayerPass, Pause, PromptRows, Rows, no_pause, register
-from .trials import plain_layers_of, rotates_in_halves
 
 
 class Adapter:
@@ -65,7 +64,7 @@ class Adapter:
         self._apply_rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]] = (
             module.apply_rotary_pos_emb
         )
-        self.rotates_in_halves = rotates_in_halves(self, rotary_dims)
+        self.rotates_in_halves = self._measure_halves(rotary_dims)
         self._plain: list[PlainLayer] | None = None  # the same layers, called directly
         self.kv_heads, self.head_dim = self._measure_kv()
         self.kv_shape = KVShape(self.layer_count, self.kv_heads, self.head_dim)
@@ -174,13 +173,13 @@ class Adapter:
         whole = rotary_dims == raw.shape[-1]
         part = (raw if whole else raw[..., :rotary_dims]).float()
         rotated = (
-            self.rotate_halves(part, cos, sin)
+            self._rotate_halves(part, cos, sin)
             if self.rotates_in_halves
-            else self.rotate_by_model(part, cos, sin)
+            else self._rotate_by_model(part, cos, sin)
         )
         return rotated if whole else torch.cat((rotated, raw[..., rotary_dims:].float()), dim=-1)
 
-    def rotate_by_model(
+    def _rotate_by_model(
         self, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> torch.Tensor:
         # zero query heads: only keys are rotated
@@ -188,7 +187,7 @@ class Adapter:
         return rotated
 
     @staticmethod
-    def rotate_halves(raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def _rotate_halves(raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """raw cos + rotate_half(raw) sin; for many rows with half of the memory passes of the
         model's own function.
         """
@@ -202,6 +201,17 @@ class Adapter:
         rotated[..., :half].addcmul_(raw_second, sin_first, value=-1)
         rotated[..., half:].addcmul_(raw_first, sin_second)
         return rotated
+
+    def _measure_halves(self, rotary_dims: int) -> bool:
+        """Whether the model's rotary function equals `_rotate_halves`; tested on random numbers."""
+        generator = torch.Generator().manual_seed(0)
+        raw, cos, sin = (
+            torch.randn((1, 3, rotary_dims), generator=generator).to(self.device) for _ in range(3)
+        )
+        raw = torch.stack((raw, -2 * raw), dim=1)  # (1, 2, 3, rotary dims)
+        return rotary_dims % 2 == 0 and torch.allclose(
+            self._rotate_by_model(raw, cos, sin), self._rotate_halves(raw, cos, sin), atol=1e-5
+        )
 
     def run_layer(
         self,

@@ -6,14 +6,20 @@ long passes. `plain_layers` finds the views whose parts can be called directly.
 """
 
 import copy
-from typing import Any, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import Cache
 
 from .cpu.packing import view_with
+from .device.graphs import Graphs, capture_on
+from .device.norms import is_close
 from .layers import Part, PlainLayer, in_tiles
-from .rows import IMPLEMENTATION, LayerPass, Pause, no_pause
+from .rows import IMPLEMENTATION, LayerPass, Pause, Rows, no_pause
+
+if TYPE_CHECKING:
+    from .adapter import Adapter
 
 # The names of the norms of a layer: before and behind attention, before and behind the MLP.
 LAYER_NORMS: tuple[tuple[str, str | None, str, str | None], ...] = (
@@ -91,7 +97,7 @@ def plain_layers(
     """The layers of `views`; `None` if they have other parts than usual, or are not all of one
     kind.
 
-    The caller tests that the first one gives the same numbers. With `fuse_norms` a norm is one
+    `plain_layers_of` tests that the first one gives the same numbers. With `fuse_norms` a norm is one
     launch where torch has it.
     """
     parts = views[0]._modules
@@ -111,6 +117,51 @@ def plain_layers(
     if norms is None or None in parts.values() or len(kinds) > 1:
         return None
     return [PlainLayer(view, attention_name, norms, fuse_norms) for view in views]
+
+
+@torch.no_grad()
+def plain_layers_of(adapter: "Adapter") -> list[PlainLayer] | None:
+    """The layers without what changes no bit of the first: a rotation by 0, and torch's calls
+    between parts; `None` if they cannot be called so.
+
+    A device fuses norms, too, which rounds in another place, and CUDA captures graphs.
+    """
+    on_host = adapter.device.type == "cpu"
+    wanted = _first_layer(adapter, None)
+    plain = plain_layers(adapter.layers, adapter.attention_name, fuse_norms=not on_host)
+    same = torch.equal if on_host else is_close
+    if plain is None or not _is_same(lambda: _first_layer(adapter, plain), wanted, same):
+        return None
+    if adapter.device.type == "cuda":
+        use_graphs(plain, Graphs(capture_on(adapter.device)))
+    return plain
+
+
+def use_graphs(layers: list[PlainLayer], graphs: Graphs | None) -> None:
+    """Let `layers` run as `graphs`; `None`: part by part."""
+    for layer in layers:
+        layer.graphs = graphs
+
+
+def _first_layer(adapter: "Adapter", plain: list[PlainLayer] | None) -> torch.Tensor:
+    """What the first layer makes of some tokens, (1, 3, E)."""
+    tokens = torch.arange(3, device=adapter.device) % adapter.vocabulary
+    rows = Rows.span(0, 3, adapter.device)
+    kv = adapter.new_kv(3)
+    adapter._plain = plain
+    return adapter.run_layer(0, adapter.embed(tokens), rows, kv, adapter.rope.tables(3))
+
+
+def _is_same(
+    compute: Callable[[], torch.Tensor],
+    wanted: torch.Tensor,
+    same: Callable[[torch.Tensor, torch.Tensor], bool],
+) -> bool:
+    """Whether `compute` returns the numbers `wanted`, and does not fail."""
+    try:
+        return same(compute(), wanted)
+    except (RuntimeError, ValueError, TypeError, AttributeError):
+        return False
 
 
 class Captured(Exception):

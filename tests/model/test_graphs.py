@@ -10,7 +10,7 @@ from ragkv.model import Adapter, Rows
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.device.graphs import MOST_BUCKET, Graphs, Replay, bucket
 from ragkv.model.families import ADAPTERS
-from ragkv.model.trials import use_graphs
+from ragkv.model.layer_views import use_graphs
 from tests import tiny_models
 
 
