@@ -18,8 +18,7 @@ from .cpu.copied import FEW_ROWS
 from .cpu.packing import with_copies
 from .layer_views import CaptureCache, Captured, TilePause, attending_view, plain_layers_of
 from .layers import PlainLayer
-from .promptkv import KVRows, KVShape, PromptKV
-from .recording import Recording
+from .promptkv import KVRows, KVShape, PromptKV, Recording
 from .rope import Rope, RotaryTables
 from .rows import JointPass, LayerPass, Pause, PromptRows, Rows, no_pause, register
 
