@@ -43,6 +43,11 @@ class Figure:
     kind: Kind
     paper: str = ""  # what the paper has in the same place
 
+    @property
+    def about(self) -> str:
+        """What it shows, in one line."""
+        return " ".join((self.make.__doc__ or "").split())
+
 
 class Bench:
     """What figures are made of; each part is made when it is first needed."""

@@ -40,7 +40,7 @@ def main() -> None:
     wanted = {name: FIGURES[name] for name in options.figures or FIGURES}
     if options.list:
         for name, figure in wanted.items():
-            print(f"{name} ({figure.kind}): {figure.make.__doc__}")
+            print(f"{name} ({figure.kind}): {figure.about}")
         return
     torch.set_num_threads(options.threads)
     bench = Bench(options)
@@ -56,7 +56,7 @@ def _made(name: str, figure: Figure, bench: Bench) -> dict[str, Any]:
     except NotHereError as error:
         print(f"\n{name}: skipped, {error}")
         return {"skipped": str(error)}
-    print(f"\n{name} ({time.perf_counter() - began:.0f} s; {figure.kind}). {figure.make.__doc__}")
+    print(f"\n{name} ({time.perf_counter() - began:.0f} s; {figure.kind}). {figure.about}")
     if figure.paper:
         print(f"The paper: {figure.paper}.")
     report.table(figure.headings.split(), rows)

@@ -1,5 +1,7 @@
 """The papers' figures: what is charged, what is left out, and what each says of itself."""
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,10 +9,11 @@ import pytest
 
 figures = pytest.importorskip("benchmarks.figures")
 from benchmarks import figures_conversations as conversations  # noqa: E402
-from benchmarks.figure_bench import Figure, Kind, NotHereError  # noqa: E402
+from benchmarks.figure_bench import Bench, Figure, Kind, NotHereError  # noqa: E402
 from benchmarks.queueing import QueueServer, serve  # noqa: E402
 from benchmarks.simulate.workloads import GeneratedSession  # noqa: E402
 from ragkv.control.profile import LengthFit, TierSpeed  # noqa: E402
+from tests.reader import READER  # noqa: E402
 
 
 def _bench(*, turns: list[tuple[int, int, int]], profiled_tokens: int, disk: TierSpeed) -> Any:
@@ -79,6 +82,51 @@ def test_every_figure_says_what_it_is_and_has_as_many_headings_as_columns() -> N
     bench = SimpleNamespace(quick=True)
     (row,) = list(conversations.over_arrivals(bench))[:1]
     assert len(row) == len(figures.FIGURES["cachedattention 25"].headings.split())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cacheblend 2",
+        "cacheblend 6",
+        "cacheblend 15a",
+        "cacheblend 15b",
+        "cacheblend 16",
+        "kcache table 1",
+        "kcache table 4",
+    ],
+)
+def test_a_measured_figure_has_as_many_columns_as_headings(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "qa").mkdir()
+    articles = [
+        {
+            "title": f"Article {number}",
+            "paragraphs": [
+                {
+                    "context": f"Firm {number}.{place} is old. Dana{place} leads it.",
+                    "qas": [
+                        {
+                            "id": f"{number}-{place}",
+                            "question": f"Who leads firm {place}?",
+                            "answers": [{"text": f"Dana{place}"}],
+                        }
+                    ],
+                }
+                for place in range(5)
+            ],
+        }
+        for number in range(12)
+    ]
+    (tmp_path / "qa" / "xquad.en.json").write_text(json.dumps({"data": articles}))
+    monkeypatch.setenv("BENCHMARK_DATA", str(tmp_path))
+    figure = figures.FIGURES[name]
+    options = SimpleNamespace(model=READER, quick=True, trace="sharegpt-like", profile=None)
+    bench = Bench(options)
+    rows = list(figure.make(bench))
+    bench.engine.close()
+    assert rows and {len(row) for row in rows} == {len(figure.headings.split())}
 
 
 def test_a_figure_without_its_data_says_so(capsys: pytest.CaptureFixture[str]) -> None:
