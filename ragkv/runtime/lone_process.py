@@ -33,7 +33,6 @@ T = TypeVar("T")
 Bound = Literal["wall_s", "cpu_s", "memory_bytes"]
 
 POLL_S = 0.05  # Who waits for a process looks so often whether it should go on.
-NICENESS = 10  # Answers are computed first.
 PR_SET_PDEATHSIG = 1  # The option of prctl that names the signal which a parent's end sends.
 # How a process ends that the system killed for its processor time, or a library in Rust because it
 # got no memory.
@@ -68,9 +67,12 @@ class LoneProcess(Closing):
     several threads.
     """
 
-    def __init__(self, name: str, preload: Sequence[str] = ()) -> None:
-        """The fork server imports the modules `preload` once, before its first process."""
+    def __init__(self, name: str, preload: Sequence[str] = (), niceness: int = 0) -> None:
+        """The fork server imports the modules `preload` once, before its first process. Work stands
+        back behind that of others by `niceness`.
+        """
         self._name = name
+        self._niceness = niceness
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([__name__, *preload])
         self._running: tuple[ForkServerProcess, Connection] | None = None
@@ -125,7 +127,9 @@ class LoneProcess(Closing):
             return self._running
         self.close()
         channel, theirs = self._context.Pipe()
-        process = self._context.Process(target=_serve, args=(theirs,), name=self._name, daemon=True)
+        process = self._context.Process(
+            target=_serve, args=(theirs, self._niceness), name=self._name, daemon=True
+        )
         try:
             with theirs:
                 process.start()
@@ -136,8 +140,9 @@ class LoneProcess(Closing):
         return self._running
 
 
-def _serve(channel: Connection) -> None:
+def _serve(channel: Connection, niceness: int) -> None:
     """Work until nobody asks any more."""
+    os.nice(niceness)
     _give_up_rights()
     with contextlib.suppress(EOFError, OSError):
         while True:
@@ -168,7 +173,6 @@ def _give_up_rights() -> None:
     """
     os.environ.clear()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # no threads
-    os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
     nowhere = os.open(os.devnull, os.O_RDWR)
     for output in (1, 2):
         os.dup2(nowhere, output)

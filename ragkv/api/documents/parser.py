@@ -22,6 +22,7 @@ from .upload_parsing import Parsed, Upload, parse_and_split
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 5
+NICENESS = 10  # Answers are computed first.
 # They are loaded once, before the first upload.
 LIBRARIES = (parse_and_split.__module__, "langchain_text_splitters", "tokenizers")
 
@@ -57,7 +58,7 @@ class DocumentParser:
         Raises `UploadError`, `ApiError` if time or memory is used up, and what `check` raises,
         which kills the process.
         """
-        with LoneProcess("ragkv-parse", LIBRARIES) as process:
+        with LoneProcess("ragkv-parse", LIBRARIES, NICENESS) as process:
             try:
                 return process.run(self._bounds, parse_and_split, upload, body, check=check)
             except LoneProcessError as error:
