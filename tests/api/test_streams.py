@@ -4,8 +4,11 @@ releases its resources.
 
 import json
 import socket
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,16 +102,36 @@ def test_a_disconnect_ends_requests_that_wait_for_the_model(app: FastAPI, url: s
     assert queue(app).cancelled == 3
 
 
+def after_the_deadline(patch: pytest.MonkeyPatch) -> None:
+    """Let the deadlines of all requests have passed."""
+    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + 600.0, sleep=time.sleep)
+    patch.setattr("ragkv.scheduling.scheduler.time", clock)
+
+
 def test_a_passed_deadline_is_a_504_or_an_error_event_in_a_stream(
-    talker: Engine, tmp_path: Path
+    talker: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app = app_of(talker, tmp_path, queue=QueueConfig(deadline_s=0.4))
-    with on_port(app) as url, plain(url) as client:
-        whole = client.post("/v1/chat/completions", json=BODY)
+    app = app_of(talker, tmp_path, queue=QueueConfig(deadline_s=600.0))
+    path = "/v1/chat/completions"
+    with on_port(app) as url, plain(url) as client, ThreadPoolExecutor(1) as pool:
+        assert client.get("/v1/stats").status_code == 200  # opens the tenant
+        asked = pool.submit(client.post, path, json=BODY)
+        wait_until(lambda: queue(app).served == 1)  # it decodes
+        with monkeypatch.context() as patch:
+            after_the_deadline(patch)
+            whole = asked.result()
         assert (whole.status_code, whole.json()["error"]["type"]) == (504, "timeout_error")
-        streamed = client.post("/v1/chat/completions", json={**BODY, "stream": True}).text
+        with client.stream("POST", path, json={**BODY, "stream": True}) as response:
+            lines = response.iter_lines()
+            assert next(lines).startswith("data")
+            with monkeypatch.context() as patch:
+                after_the_deadline(patch)
+                streamed = "\n".join(lines)
         assert '"deadline_exceeded"' in streamed and "[DONE]" not in streamed
         assert 'finish_reason":"stop' not in streamed
         slow = raw(url, {**BODY, "stream": True})  # the client reads nothing
-        wait_until(lambda: queue(app).expired == 3 and working(app) == 0)
+        wait_until(lambda: queue(app).served == 3)
+        with monkeypatch.context() as patch:
+            after_the_deadline(patch)
+            wait_until(lambda: queue(app).expired == 3 and working(app) == 0)
         slow.close()
