@@ -63,7 +63,7 @@ def main() -> None:
             for row in found
         ],
     )
-    print("written:", report.save(f"busy{options.tag}", found))
+    print("written:", report.save(f"busy{options.tag and f'-{options.tag}'}", found))
 
 
 def _measured(
@@ -157,7 +157,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tag", default="", help="added to the results' name")
     options = parser.parse_args()
     if options.quick:
-        options.hogs, options.runs, options.tag = [0, 2], 1, "-quick"
+        options.hogs, options.runs, options.tag = [0, 2], 1, "quick"
     return options
 
 

@@ -67,7 +67,10 @@ def main() -> None:
             for row in rows
         ],
     )
-    print("written:", report.save(f"limit{options.tag}", [asdict(row) for row in rows]))
+    print(
+        "written:",
+        report.save(f"limit{options.tag and f'-{options.tag}'}", [asdict(row) for row in rows]),
+    )
 
 
 def _measured(model: Any, shape: str, tokens: int, options: argparse.Namespace) -> list[Row]:
@@ -124,7 +127,7 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.quick:
         options.shapes, options.lengths, options.runs = ["tiny"], [400], 2
-        options.tag = "-quick"
+        options.tag = "quick"
     return options
 
 
