@@ -82,7 +82,7 @@ def test_a_damaged_entry_is_counted_and_leads_to_advice(
     [
         ({"gpus": ("a GPU",)}, "device = cuda"),
         ({"threads": 1}, "torch uses 1 of 2 cores: raise OMP_NUM_THREADS"),
-        ({"load": 7.5}, "2 threads while the processors are full (load 7.5 on 2)"),
+        ({"load": 7.5}, "The processors are full (load 7.5 on 2)"),
         ({"config": EngineConfig(store=StoreConfig(memory_bytes=9 * GIB))}, "swaps"),
         ({"dtypes": {"bfloat16": 3}}, "not reused in float32: 3 entries"),
         ({"has_profile": False}, "ragkv profile"),
