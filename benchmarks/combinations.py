@@ -2,6 +2,8 @@
 neighbours?
 
     python -m benchmarks.combinations [--quick] [--questions 200] [--passages 400] [--data FOLDER]
+    python -m benchmarks.combinations --stored --ways fused full --passages 12 --each 8 --tokens 190 \
+        --questions 12 --window 12
 
 Each question is asked over a set of passages that never came together before, in any order. Passages
 are drawn with Zipf's weights, so that some come often, and most of them rarely. The same questions
@@ -9,6 +11,8 @@ are asked in two ways on engines of their own with empty stores: `fused`, the de
 what it misses, and `prefix`, exact blocks of earlier prompts. For each window of questions: the
 share of the passages' tokens that were reused, the share of a full prefill that was computed, and
 seconds to the first token. Misses are stored behind the answer, before the next question comes.
+With `--stored` every passage is stored before, and never with others: the first token of a question
+is then that of a new combination. The way `full` computes every prompt whole.
 
 Where no FOLDER is given or found, passages are of the articles of `examples/corpus`. They are cut to
 `--tokens` tokens, short ones by default, so that a laptop can run it.
@@ -32,7 +36,11 @@ from ragkv import Chunk, Engine
 
 CORPUS = Path(__file__).parents[1] / "examples" / "corpus"
 QUESTION = "What do these passages say?"
-WAYS: Mapping[str, Mapping[str, Any]] = {"fused": {}, "prefix": {"reuse": "prefix"}}
+WAYS: Mapping[str, Mapping[str, Any]] = {
+    "fused": {},
+    "prefix": {"reuse": "prefix"},
+    "full": {"reuse": "none"},
+}
 WINDOW = 20  # questions that a row of the table summarizes
 SETTINGS = {"store.memory_bytes": str(3 << 30)}
 
@@ -81,21 +89,22 @@ def ask(engine: Engine, chunks: Sequence[Chunk], way: str) -> dict[str, Any]:
     }
 
 
-def summarized(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[Any]]:
-    """A row for each window of questions: reused, compute and first token of each way."""
+def summarized(rows: Sequence[Mapping[str, Any]], window: int = WINDOW) -> Iterator[list[Any]]:
+    """A row for each `window` of questions: reused, compute and first token of each way."""
     last = max(row["question"] for row in rows) + 1
-    for start in range(0, last, WINDOW):
-        cells: list[Any] = [f"{start + 1} to {min(start + WINDOW, last)}"]
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    for start in range(0, last, window):
+        cells: list[Any] = [f"{start + 1} to {min(start + window, last)}"]
         for field, middle in (
             ("reused", statistics.fmean),
             ("compute", statistics.fmean),
             ("first_token_s", statistics.median),
         ):
-            for way in WAYS:
+            for way in ways:
                 own = [
                     row[field]
                     for row in rows
-                    if row["way"] == way and start <= row["question"] < start + WINDOW
+                    if row["way"] == way and start <= row["question"] < start + window
                 ]
                 cells.append(middle(own))
         yield cells
@@ -109,12 +118,16 @@ def main() -> None:
     rows = []
     with Engine.from_pretrained(located(options.model), config) as base:
         chunks = chunks_of(base, options.data, options.passages, options.tokens)
-        engines = {way: base.with_config(config) for way in WAYS}
+        engines = {way: base.with_config(config) for way in options.ways}
+        if options.stored and "fused" in engines:
+            engines["fused"].warm(chunks)
+        for way, engine in engines.items():  # uncounted: over no passage that is asked about
+            ask(engine, chunks_of(base, options.data, 2, options.tokens + 1), way)
         for number, places in enumerate(drawn(options.questions, options.passages, options.each)):
             asked = [chunks[place] for place in places]
             for way, engine in engines.items():
                 rows.append({"question": number, **ask(engine, asked, way)})
-            if (number + 1) % WINDOW == 0:
+            if (number + 1) % options.window == 0:
                 print(f"{number + 1} of {options.questions}", file=sys.stderr, flush=True)
         for engine in engines.values():
             engine.close()
@@ -122,8 +135,9 @@ def main() -> None:
         f"\n{options.model}: {options.questions} questions, each over {options.each} of "
         f"{options.passages} passages of {options.tokens} tokens that never came together before"
     )
-    headings = [f"{name}, {way}" for name in ("reused", "compute", "first token s") for way in WAYS]
-    report.table(("questions", *headings), list(summarized(rows)))
+    columns = ("reused", "compute", "first token s")
+    headings = [f"{name}, {way}" for name in columns for way in options.ways]
+    report.table(("questions", *headings), list(summarized(rows, options.window)))
     print("written:", report.save("combinations", rows))
 
 
@@ -135,6 +149,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--passages", type=int, default=400, help="of all questions together")
     parser.add_argument("--each", type=int, default=4, help="passages of a question")
     parser.add_argument("--tokens", type=int, default=64, help="of a passage")
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=["fused", "prefix"])
+    parser.add_argument("--stored", action="store_true", help="store every passage before")
+    parser.add_argument("--window", type=int, default=WINDOW, help="questions of a row")
     parser.add_argument("--dtype", default="auto", help="of the model and its KV")
     options = parser.parse_args()
     if options.quick:

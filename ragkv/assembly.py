@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .config import EXPECTED_CODEC, EngineConfig
-from .control import Controller, Profiler
+from .control import Controller, Profile, Profiler
 from .conversations import Conversations
 from .entries import Entries, other_dtype_note
 from .fusion import Fusor, Readers
@@ -28,7 +28,7 @@ from .prompt.history import BlockWriter
 from .prompt.template import template_runs
 from .scheduling import Scheduler
 from .scheduling.encoding import BackgroundEncoder, Encoder, neutral_ids
-from .store import Store, TierKind, kinds_of
+from .store import Store
 
 if TYPE_CHECKING:
     from .model.kcache import Offloading
@@ -170,6 +170,12 @@ def _controller(
 
         found = gate_result.load(directory, encoder.identity, config.fusion)
         intake.apply_gate_result(found)
+
+    def on_profile(profile: Profile) -> None:
+        target_ms = config.store.ttft_target_ms
+        block_writer.aim(target_ms, config.session.block_tokens, profile)
+        store.place_again()
+
     controller = Controller(
         model.adapter,
         encoder.identity,
@@ -177,7 +183,7 @@ def _controller(
         config.controller.prices,
         partial(intake.method, PrefillOptions()),
         store.speeds,
-        partial(block_writer.aim, config.store.ttft_target_ms, config.session.block_tokens),
+        on_profile,
     )
     if config.controller.place:
         store.place_by(controller.in_memory)
@@ -188,5 +194,4 @@ def _wants_profile(config: EngineConfig) -> bool:
     """Whether a profile decides something, and may be measured and kept."""
     settings = config.store
     decides = config.fusion.ratio is None or settings.ttft_target_ms is not None
-    lasts = set(kinds_of(settings)) - {TierKind.MEMORY} and not settings.read_only
-    return decides and bool(lasts) and config.controller.measure
+    return decides and config.controller.measure and not settings.read_only

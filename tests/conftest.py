@@ -1,5 +1,6 @@
 """Shared fixtures: one thread, no network, tiny models."""
 
+import math
 import os
 from collections.abc import Iterator
 
@@ -12,6 +13,7 @@ import pytest_socket
 import torch
 
 from ragkv import Engine
+from ragkv.control import controller, profiler
 from ragkv.model.cpu import product_speed
 from tests.cluster.servers import RedisServer, S3Server, with_credentials
 from tests.reader import READER
@@ -35,6 +37,19 @@ def _speeds_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("speeds")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(product_speed, "cache_folder", lambda _: folder)
+        patch.setattr(controller, "cache_folder", lambda _: folder / "profiles")
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _profiles_on_demand() -> Iterator[None]:
+    """No engine measures a profile by itself while a test waits: it would decide otherwise then.
+
+    And prompts of a few tokens are fused, though they gain nothing.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profiler, "QUIET_S", 3600.0)
+        patch.setattr(controller, "MOST_ROWS", math.inf)
         yield
 
 

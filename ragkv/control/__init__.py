@@ -7,6 +7,6 @@ corrected by what requests took. The pure arithmetic is in `decision.py` and `es
 from .controller import Controller, Decided
 from .method import Method
 from .profile import Profile
-from .profiling import Profiler
+from .profiler import Profiler
 
 __all__ = ["Controller", "Decided", "Method", "Profile", "Profiler"]

@@ -1,11 +1,12 @@
 """The loading controller: one decision for each request (CacheBlend section 5.2).
 
 Holds the engine's profile, which is read when the engine opens.
-Without a profile a request is served at r*, and its report says why. An error of the controller
-never fails a request. What requests took is compared with the profile's estimate, and corrects the
-speeds once it is clearly another. With a profile, a chunk is computed if shared storage would load
-it slower, also when the caller gave the ratio. The speed of the latest reads counts there, and not
-the speed when the profile was made.
+Without a profile a request is served at r*, and its report says why; a prompt of which fusing would
+compute most rows is computed whole. An error of the controller never fails a request. What requests
+took is compared with the profile's estimate, and corrects the speeds once it is clearly another.
+With a profile, a chunk is computed if shared storage would load it slower, also when the caller
+gave the ratio. The speed of the latest reads counts there, and not the speed when the profile was
+made.
 """
 
 import os
@@ -22,26 +23,16 @@ import torch
 
 from ragkv.config import PricesConfig
 from ragkv.errors import ProfileError, RagKVError
-from ragkv.fusion import (
-    AskingSelector,
-    CheckingSelector,
-    Passed,
-    Plan,
-    Selector,
-    Span,
-    SpanKind,
-    SpanState,
-    budget,
-    with_floor,
-)
+from ragkv.fusion import Passed, Plan, Selector, SpanState, budget, with_floor
 from ragkv.model import Adapter
-from ragkv.runtime import cpu_model
+from ragkv.runtime import cache_folder, cpu_model
 from ragkv.store import Identity
 
 from .decision import Steady, belongs_in_memory, choose_computed, decide
-from .estimators import Load, Selection, Shape, load_s, ttft_s
+from .estimators import load_s, ttft_s
 from .method import Method
 from .profile import FILE_NAME, Profile, Subject, TierSpeed, load
+from .shape import Shape, loads_of, rows_share
 
 OUTCOMES = 8  # requests whose median corrects a speed
 # After so long without a read a tier has the profile's speed again. Otherwise a tier that was slow
@@ -49,6 +40,10 @@ OUTCOMES = 8  # requests whose median corrects a speed
 FORGET_S = 600.0
 COMPUTE = "compute"  # the key of computing among the outcomes of tiers
 SLOWER = "computing is quicker than loading the stored KV"  # why a chunk is not reused
+NO_GAIN = "reuse would bring the first token no sooner"  # why no chunk is
+# Without a profile, a prompt is computed whole if fusing computes so much of it: small passes
+# take longer for each row, and placing comes on top.
+MOST_ROWS = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +55,7 @@ class Decided:
     ratio: float  # of the candidates that are recomputed in each layer
     why: tuple[str, ...] = ()  # the decision in words; empty if there was none
     notes: tuple[str, ...] = ()  # what else the report says about it
+    expected_s: float | None = None  # what the pass should take; None if that was not estimated
 
 
 class Controller:
@@ -89,8 +85,7 @@ class Controller:
         self._speeds = speeds
         self._on_profile = on_profile
         self._profile: Profile | None = None
-        # why there is none
-        self._refusal = "The engine has no store directory, so no profile was saved for it."
+        self._refusal = ""  # why there is none
         self._steady = Steady()
         # By tier or COMPUTE: what the latest requests took, over the profile's estimate.
         self._outcomes: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=OUTCOMES))
@@ -130,16 +125,20 @@ class Controller:
 
         Read once: no other process measures this store while it is open.
         """
-        if self.directory is not None:
-            try:
-                self.apply_profile(load(self.directory, self.subject))
-            except ProfileError as error:
-                self._refusal = str(error)
+        try:
+            self.apply_profile(load(self.profile_directory, self.subject))
+        except ProfileError as error:
+            self._refusal = str(error)
 
     @property
-    def profile_file(self) -> Path | None:
-        """Where the profile is saved; `None` without a store directory."""
-        return None if self.directory is None else Path(self.directory) / FILE_NAME
+    def profile_directory(self) -> Path:
+        """Where the profile is saved: next to the store, or in the user's cache folder."""
+        return cache_folder("profiles") if self.directory is None else Path(self.directory)
+
+    @property
+    def profile_file(self) -> Path:
+        """The file in that directory."""
+        return self.profile_directory / FILE_NAME
 
     def apply_profile(self, profile: Profile) -> None:
         """Use `profile` from now on. Raises `ProfileError` if it is of another model or machine."""
@@ -153,18 +152,18 @@ class Controller:
         The ratio is at least that of `method`. At a given ratio only chunks of shared storage are
         computed.
         """
-        plan, ratio, why = self._chosen(plan, method)
-        selector = method.selector
-        raised = ratio
-        if selector.uses_ratio:
-            raised = with_floor(ratio, len(plan.candidates), method.floor_tokens)
-        floor = () if raised == ratio else (_floor_note(len(plan.candidates), ratio, raised),)
-        return Decided(plan, selector, raised, why, (*method.notes, *floor))
+        decided = self._chosen(plan, method)
+        count = len(decided.plan.candidates)
+        raised = decided.ratio
+        if method.selector.uses_ratio:
+            raised = with_floor(raised, count, method.floor_tokens)
+        floor = () if raised == decided.ratio else (_floor_note(count, decided.ratio, raised),)
+        return replace(decided, ratio=raised, notes=(*method.notes, *floor))
 
-    def _chosen(self, plan: Plan, method: Method) -> tuple[Plan, float, tuple[str, ...]]:
+    def _chosen(self, plan: Plan, method: Method) -> Decided:
         """The plan with some spans computed, the ratio, and why."""
-        spans, loads = _loads(plan)
-        shape = _shape(plan, method.selector)
+        spans, loads = loads_of(plan)
+        shape = Shape.of(plan, method.selector, self._adapter.layer_count)
         ratio = method.ratio
         try:
             profile, corrected = self._corrected()
@@ -175,10 +174,27 @@ class Controller:
                 loads = [replace(one, fixed=one.fixed or one.tier not in speeds) for one in loads]
                 decision = choose_computed(profile, shape, loads, ratio)
         except RagKVError as error:  # there is no profile, or a tier was not measured
-            return plan, ratio, (f"ratio {ratio:.0%} = r*: {error}",) if method.controlled else ()
+            if not method.controlled:
+                return Decided(plan, method.selector, ratio)
+            return self._unprofiled(plan, shape, method, str(error))
         computed = [spans[index] for index in decision.computed]
+        everything = len(computed) == sum(span.state is SpanState.FUSED for span in spans)
+        plan = plan.computing(computed, NO_GAIN if everything else SLOWER)
         why = (*decision.why, *(corrected if decision.why else ()))
-        return plan.computing(computed, SLOWER), decision.ratio, why
+        return Decided(plan, method.selector, decision.ratio, why, expected_s=decision.ttft_s)
+
+    def _unprofiled(self, plan: Plan, shape: Shape, method: Method, error: str) -> Decided:
+        """The decision by counting rows: r*, or all computed."""
+        fused = [span for span in plan.spans if span.state is SpanState.FUSED]
+        share = rows_share(shape, method.ratio, self._adapter.layer_count)
+        why = f"ratio {method.ratio:.0%} = r*: {error}"
+        if fused and share > MOST_ROWS:
+            plan = plan.computing(fused, NO_GAIN)
+            why = (
+                f"all is computed: of {shape.prompt_tokens} tokens reuse would still compute "
+                f"{share:.0%} ({error})"
+            )
+        return Decided(plan, method.selector, method.ratio, (why,))
 
     def learn(self, decided: Decided, passed: Passed) -> None:
         """Compare what a pass took, without steps of other requests, with the profile's
@@ -186,17 +202,17 @@ class Controller:
         """
         if (profile := self._profile) is None:
             return
-        spans, loads = _loads(decided.plan)
-        at_once = replace(
-            profile, tiers={load.tier: TierSpeed(0.0, 0.0) for load in loads}, copy_bytes_per_s=None
-        )
+        spans, loads = loads_of(decided.plan)
+        tiers = {kind: speed.times(0.0) for kind, speed in profile.tiers.items()}
+        tiers |= {load.tier: TierSpeed(0.0, 0.0) for load in loads if load.tier not in tiers}
+        at_once = replace(profile, tiers=tiers, copy_bytes_per_s=None)
         if passed.prompts == 1:  # else the time is that of all
-            shape = _shape(decided.plan, decided.selector)
+            shape = Shape.of(decided.plan, decided.selector, self._adapter.layer_count)
             computing_s = ttft_s(at_once, shape, decided.ratio, loads)
             self._compare(COMPUTE, passed.pass_s - passed.load_s - passed.others_s, computing_s)
         leases = [span.lease for span in spans if span.lease and not span.lease.in_place]
-        tiers = {lease.kind.value for lease in leases}
-        if len(tiers) == 1 and (tier := tiers.pop()) in profile.tiers:
+        kinds = {lease.kind.value for lease in leases}
+        if len(kinds) == 1 and (tier := kinds.pop()) in profile.tiers:
             # the rest is computed
             share = passed.bytes_by_tier.get(tier, 0) / sum(one.stored_bytes for one in leases)
             loading_s = (
@@ -221,9 +237,8 @@ class Controller:
             profile, _ = self._corrected()
         except RagKVError:
             return True
-        return belongs_in_memory(
-            profile, tokens, _when(method.selector), method.ratio, self.prices, used, room
-        )
+        like = Shape(0, 0, 0, *Shape.kind(method.selector, self._adapter.layer_count))
+        return belongs_in_memory(profile, tokens, like, method.ratio, self.prices, used, room)
 
     def _corrected(self) -> tuple[Profile, tuple[str, ...]]:
         """The profile with the present speeds of tiers, and a sentence if they differ clearly from
@@ -237,9 +252,11 @@ class Controller:
         tiers = {
             kind: speed.times(factors.get(kind, 1.0)) for kind, speed in self.profile.tiers.items()
         }
+        checked_s = max((tier.hindered_s_per_byte for tier in tiers.values()), default=0.0)
         # The present speeds of remote tiers include round trips, so a slice adds no latency.
         for kind, speed in self._speeds().items():
-            tiers[kind] = TierSpeed(0.0, 1.0 / self._steady.of(f"{kind} speed", speed))
+            byte_s = 1.0 / self._steady.of(f"{kind} speed", speed)
+            tiers[kind] = TierSpeed(0.0, byte_s, hindered_s_per_byte=checked_s)
         changed = [f"{name} {factor:.2g}" for name, factor in factors.items() if factor != 1.0]
         why = (
             (f"corrected: lately times were those of the profile by {', '.join(changed)}",)
@@ -247,41 +264,6 @@ class Controller:
             else ()
         )
         return self.profile.corrected(factors.get(COMPUTE, 1.0), tiers), why
-
-
-def _loads(plan: Plan) -> tuple[list[Span], list[Load]]:
-    """The spans of a prompt that are read, without the prefix, which the engine holds."""
-    spans = [
-        span for span in plan.loaded if span.kind is not SpanKind.PREFIX and span.lease is not None
-    ]
-    loads = [
-        Load(
-            span.lease.kind.value,
-            len(span),
-            span.state is SpanState.FUSED,
-            span.kind is not SpanKind.CHUNK,
-        )
-        for span in spans
-        if span.lease is not None
-    ]
-    return spans, loads
-
-
-def _shape(plan: Plan, selector: Selector) -> Shape:
-    """The token counts of a prompt, and when `selector` knows its tokens."""
-    fused = len(plan.candidates)
-    forced = plan.forced.numel()
-    if not selector.uses_ratio:  # it selects none of the candidates, or all
-        fused, forced = 0, forced + (fused if selector.name == "all" else 0)
-    return Shape(
-        fused, forced, plan.token_ids.numel(), _when(selector), plan.leading_rows, plan.unasked_rows
-    )
-
-
-def _when(selector: Selector) -> Selection:
-    if isinstance(selector, AskingSelector):
-        return Selection.ASKING
-    return Selection.CHECKING if isinstance(selector, CheckingSelector) else Selection.STATIC
 
 
 def _file_system(directory: str | Path | None) -> str:

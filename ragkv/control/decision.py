@@ -1,13 +1,14 @@
 """The loading controller: chooses recompute ratio, storage tier, and entries to compute instead
 (CacheBlend 5.1).
 
-1. Where loading is slow, recomputing more tokens costs no time. The controller raises the ratio
-   until recompute takes as long as loading: `r = clamp(max(r*, r : T_recompute(r) = T_load), r*,
-   1)`.
-2. An entry is computed if loading it is slower.
+1. Where loading is slow, recomputing more tokens costs no time. The ratio is the highest that costs
+   none, `r = max(r*, r where recompute hides loading)`.
+2. An entry is computed if loading it is slower. A question that asks waits for the lower layers,
+   and no ratio hides that: chunks at the front of the prompt are computed meanwhile, which is
+   exact.
 3. If fusing is not faster than computing everything, everything is computed, which is exact
    (`estimators.pays`).
-4. Entries are kept in the cheaper of memory and disk whose loading is hidden by recompute.
+4. Entries are kept in the cheapest of memory and disk that does not delay the first token.
 
 The functions are pure: they turn a profile and numbers into a decision with its reasons. Ratios and
 later measurements count in steps (`Steady`), so that equal prompts get equal ratios.
@@ -15,24 +16,14 @@ later measurements count in steps (`Steady`), so that equal prompts get equal ra
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ragkv.config import R_STAR, PricesConfig
 
-from .estimators import (
-    Load,
-    Selection,
-    Shape,
-    is_fused_chunk,
-    load_s,
-    pays,
-    recompute_s,
-    recompute_ttft_s,
-    storage_cost,
-    ttft_s,
-)
+from .estimators import exposed_s, load_s, pays, recompute_ttft_s, storage_cost, ttft_s
 from .profile import Profile
+from .shape import Load, Selection, Shape, is_fused_chunk
 
 # The grid of ratios above r*: without it a small change of a time would change an answer.
 RATIO_STEP = 0.05
@@ -43,6 +34,8 @@ STEP = 2**0.25
 # An entry's tier is chosen for a prompt of this length.
 PROMPT_TOKENS = 1024
 QUESTION_TOKENS = 32
+# A first token that comes later by this factor counts as not delayed.
+DELAY = 1.05
 # The share by which a time may exceed a bound: sums in another order are rounded differently.
 SLACK = 1e-6
 
@@ -58,89 +51,82 @@ class Decision:
     why: tuple[str, ...]  # short sentences with numbers
 
 
-def crossing(profile: Profile, shape: Shape, loads: Sequence[Load]) -> float | None:
-    """The ratio at which T_recompute = T_load in a layer; below 0 or above 1 if there is none in
-    between.
-
-    `None` if T_recompute does not depend on the ratio: without candidates, or if recompute starts
-    after all is loaded.
-    """
-    if shape.selection is Selection.ASKING or not shape.fused_tokens:
-        return None
-    full_ratio_s = shape.fused_tokens * profile.recompute.row_s(shape.prompt_tokens)
-    if full_ratio_s == 0.0:
-        return None
-    at_zero = replace(shape, selection=Selection.STATIC)
-    return (load_s(profile, loads) - recompute_s(profile, 0.0, at_zero)) / full_ratio_s
-
-
 def choose_ratio(
     profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float = R_STAR
 ) -> Decision:
     """The highest step of the ratio that costs no time, never below `r_star`."""
-    found = crossing(profile, shape, loads)
-    step = 0.0 if found is None else round(math.floor(found / RATIO_STEP + SLACK) * RATIO_STEP, 9)
-    ratio = min(1.0, max(r_star, step))
-    if ttft_s(profile, shape, ratio, loads) > ttft_s(profile, shape, r_star, loads) * (1 + SLACK):
-        # with a checking selector one recomputed token makes every candidate pass layer 0
-        ratio = r_star
+
+    def at_s(ratio: float) -> float:
+        return ttft_s(profile, shape, ratio, loads)
+
+    least_s = at_s(r_star)
+    ratio = r_star
+    if shape.fused_tokens and _waits(profile, shape, r_star, loads):
+        ratio = _highest_step(lambda step: at_s(step) <= least_s * (1 + SLACK), r_star)
     why = _why_ratio(profile, shape, loads, r_star, ratio)
-    return Decision(ratio, None, (), ttft_s(profile, shape, ratio, loads), (why,))
+    return Decision(ratio, None, (), at_s(ratio), (why,))
+
+
+def _highest_step(costs_nothing: Callable[[float], bool], r_star: float) -> float:
+    """The highest ratio on the grid above `r_star` up to which no step costs anything."""
+    ratio = r_star
+    for number in range(math.floor(r_star / RATIO_STEP + SLACK) + 1, round(1 / RATIO_STEP) + 1):
+        step = round(number * RATIO_STEP, 9)
+        if not costs_nothing(step):
+            break
+        ratio = step
+    return ratio
 
 
 def choose_tier(
     profile: Profile, shape: Shape, ratio: float, prices: PricesConfig, loads: Sequence[Load]
 ) -> Decision:
-    """The cheapest of `DEVICES` whose loading is hidden, T_recompute >= T_load; if there is none,
-    the fastest.
+    """The cheapest of `DEVICES` that does not delay the first token: by `DELAY` at most, against the
+    fastest one.
 
     `loads` are the entries, from any tier. Costs are per month.
     """
     tokens = sum(load.tokens for load in loads)
-    busy_s = recompute_s(profile, ratio, shape)
     there = {
         name: [replace(load, tier=name) for load in loads]
         for name in DEVICES
         if name in profile.tiers
     }
-    layer_s = {name: load_s(profile, loads) for name, loads in there.items()}
+    first_s = {name: ttft_s(profile, shape, ratio, loads) for name, loads in there.items()}
     usd = {name: storage_cost(profile, tokens, name, prices) for name in there}
-    hidden = [name for name in there if layer_s[name] <= busy_s]
-    if hidden:
-        best = min(hidden, key=lambda name: (usd[name], layer_s[name]))
-        why = f"{best} is the cheapest tier whose loading is hidden"
-    else:
-        best = min(there, key=lambda name: (layer_s[name], usd[name]))
-        why = f"no tier's loading is hidden: {best} is the fastest"
-    costs = ", ".join(f"{name} {_ms(layer_s[name])} and ${usd[name]:.2g}" for name in there)
-    why += (
-        f" (a layer of {tokens} tokens, a month: {costs}; recompute at {ratio:.0%} {_ms(busy_s)})"
+    least_s = min(first_s.values())
+    quick = [name for name in there if first_s[name] <= least_s * DELAY]
+    best = min(quick, key=lambda name: (usd[name], first_s[name]))
+    costs = ", ".join(f"{name} {_ms(first_s[name])} and ${usd[name]:.2g}" for name in there)
+    why = (
+        f"{best} is the cheapest storage that does not delay the first token "
+        f"(of {tokens} stored tokens at {ratio:.0%}, and a month: {costs})"
     )
-    return Decision(ratio, best, (), ttft_s(profile, shape, ratio, there[best]), (why,))
+    return Decision(ratio, best, (), first_s[best], (why,))
 
 
 def belongs_in_memory(
     profile: Profile,
     tokens: int,
-    selection: Selection,
+    like: Shape,
     r_star: float,
     prices: PricesConfig,
     used: bool,
     room: bool,
 ) -> bool:
     """Whether an entry belongs in memory, or only in the tiers below: `choose_tier` for a prompt of
-    such entries.
+    such entries, with the selector of `like`.
 
     An entry that no request `used` yet takes no place from others: memory must have `room`.
     """
     if not (used or room):
         return False
     count = max(1, PROMPT_TOKENS // tokens)
-    shape = Shape(count * tokens, QUESTION_TOKENS, count * tokens + QUESTION_TOKENS, selection)
-    return (
-        choose_tier(profile, shape, r_star, prices, [Load("memory", tokens)] * count).tier
-        == "memory"
-    )
+    fused = count * tokens
+    length = fused + QUESTION_TOKENS
+    shape = replace(like, fused_tokens=fused, forced_rows=QUESTION_TOKENS, prompt_tokens=length)
+    found = choose_tier(profile, shape, r_star, prices, [Load("memory", tokens)] * count)
+    return found.tier == "memory"
 
 
 class Steady:
@@ -163,12 +149,16 @@ def choose_computed(
     profile: Profile, shape: Shape, loads: Sequence[Load], ratio: float
 ) -> Decision:
     """Which of `loads` to compute instead: the slowest of those that load slower than they compute,
-    for the least TTFT.
+    for the least TTFT; or those at the front, if the question asks.
 
     Not all of them: while some are computed, others load at no cost. And never one that loads
     faster than it computes, even if that would save time: the time that loading leaves free is
     spent on a higher ratio, which improves quality. They are taken by their time per token, so the
     set is the best one but for the chunk at its end.
+
+    Where the question asks first, no ratio fills the time before. There the chunks at the front are
+    computed as long as the model waits for loading and one more costs at most `DELAY`: they are
+    exact then.
     """
     computing_s = [_computing_s(profile, shape, load) for load in loads]
     slow = [
@@ -178,24 +168,50 @@ def choose_computed(
     ]
     slow.sort(key=lambda i: -load_s(profile, [loads[i]]) / loads[i].tokens)
 
-    def without_s(count: int) -> float:
-        remaining, shape_without = _without(shape, loads, slow[:count])
-        return ttft_s(profile, shape_without, ratio, remaining)
+    def without(chosen: Sequence[int]) -> Decision:
+        remaining, shape_without = _without(shape, loads, chosen)
+        took_s = ttft_s(profile, shape_without, ratio, remaining)
+        return Decision(ratio, None, tuple(sorted(chosen)), took_s, ())
 
-    best_s, count = min((without_s(count), count) for count in range(len(slow) + 1))
-    chosen = tuple(sorted(slow[:count]))
-    why = list[str]()
-    if slow:
-        load = loads[slow[0]]
-        all_s = ttft_s(profile, shape, ratio, loads)
-        why.append(
-            f"{len(chosen)} of {len(loads)} chunks are computed instead of loaded: a layer of "
-            f"{load.tokens} tokens "
-            f"takes {_ms(load_s(profile, [load]))} from {load.tier}, "
-            f"{_ms(computing_s[slow[0]])} to compute "
-            f"(first token {_ms(best_s)}, loading all {_ms(all_s)})"
-        )
-    return Decision(ratio, None, chosen, best_s, tuple(why))
+    found = [without(slow[:count]) for count in range(len(slow) + 1)]
+    best = min(found, key=lambda one: (one.ttft_s, len(one.computed)))
+    if shape.selection is Selection.ASKING:
+        best = _front(profile, shape, loads, ratio, best, without)
+    if not slow and not best.computed:
+        return best
+    load = loads[(slow or best.computed)[0]]
+    why = (
+        f"{len(best.computed)} of {len(loads)} chunks are computed instead of loaded: a layer of "
+        f"{load.tokens} tokens takes {_ms(load_s(profile, [load]))} from {load.tier}, "
+        f"{_ms(_computing_s(profile, shape, load))} to compute "
+        f"(first token {_ms(best.ttft_s)}, loading all {_ms(found[0].ttft_s)})"
+    )
+    return replace(best, why=(why,))
+
+
+def _front(
+    profile: Profile,
+    shape: Shape,
+    loads: Sequence[Load],
+    ratio: float,
+    best: Decision,
+    without: Callable[[Sequence[int]], Decision],
+) -> Decision:
+    """The decision that computes as many chunks at the front as cost nothing, if it is not slower
+    than `best`.
+    """
+    chosen: list[int] = []
+    fused = [i for i, load in enumerate(loads) if is_fused_chunk(load)]
+    found = [without(())]
+    for index in fused:
+        remaining, shape_without = _without(shape, loads, chosen)
+        if not _waits(profile, shape_without, ratio, remaining):
+            break
+        chosen.append(index)
+        found.append(without(chosen))
+    least_s = min(best.ttft_s, *(one.ttft_s for one in found))
+    near = [one for one in found if one.ttft_s <= least_s * DELAY]
+    return near[-1] if near else best
 
 
 def decide(
@@ -229,6 +245,12 @@ def decide(
     return Decision(chosen.ratio, tier_name, computed.computed, chosen.ttft_s, reasons)
 
 
+def _waits(profile: Profile, shape: Shape, ratio: float, loads: Sequence[Load]) -> bool:
+    """Whether the model waits for more than the first layer."""
+    waited_s = exposed_s(profile, shape, ratio, loads)
+    return waited_s > load_s(profile, loads) * (1 + SLACK)
+
+
 def _computing_s(profile: Profile, shape: Shape, load: Load) -> float:
     """Seconds that computing `load` adds to a layer."""
     return load.tokens * profile.recompute.row_s(shape.prompt_tokens)
@@ -241,8 +263,18 @@ def _without(
     remaining = [load for i, load in enumerate(loads) if i not in computed]
     fused = max(0, shape.fused_tokens - sum(loads[i].tokens for i in computed if loads[i].fused))
     forced = shape.forced_rows + sum(loads[i].tokens for i in computed)
+    leading = shape.leading_rows
+    for i, load in enumerate(loads):  # up to the first candidate
+        if i in computed:
+            leading += load.tokens
+        elif load.fused:
+            break
+    forced = min(forced, shape.prompt_tokens - fused)
     return remaining, replace(
-        shape, fused_tokens=fused, forced_rows=min(forced, shape.prompt_tokens - fused)
+        shape,
+        fused_tokens=fused,
+        forced_rows=forced,
+        leading_rows=min(leading, forced - shape.unasked_rows),
     )
 
 
@@ -251,27 +283,21 @@ def _why_ratio(
 ) -> str:
     if not shape.fused_tokens:
         return f"ratio {ratio:.0%}: there are no candidates"
-    if shape.selection is Selection.ASKING:
-        return (
-            f"ratio {ratio:.0%} = r*: recompute starts after everything is loaded, so loading "
-            "hides none of it"
-        )
     tokens_by_tier: Counter[str] = Counter()
     for load in loads:
         tokens_by_tier[load.tier] += load.tokens
     sizes = " and ".join(f"{tokens} tokens from {tier}" for tier, tokens in tokens_by_tier.items())
+    waits_s = exposed_s(profile, shape, r_star, loads)
     times = (
-        f"a layer of {sizes or 'nothing'} loads in {_ms(load_s(profile, loads))} and is "
-        "recomputed at "
-        f"{r_star:.0%} in {_ms(recompute_s(profile, r_star, shape))}"
+        f"{sizes or 'nothing'} loads in {_ms(profile.layers * load_s(profile, loads))}, and at "
+        f"{r_star:.0%} the first token comes after {_ms(ttft_s(profile, shape, r_star, loads))}, "
+        f"{_ms(waits_s)} of it waiting"
     )
     if ratio == r_star:
-        return f"ratio {ratio:.0%} = r*: {times}, so more would cost time"
-    if ratio == 1.0:
-        return f"ratio 100 %: {times}, and in {_ms(recompute_s(profile, 1.0, shape))} at 100 %"
+        return f"ratio {ratio:.0%} = r*: {times}; more would cost time"
     return (
-        f"ratio raised from r* = {r_star:.0%} to {ratio:.0%}, the highest step that loading "
-        f"hides: {times}"
+        f"ratio raised from r* = {r_star:.0%} to {ratio:.0%}, the highest step that costs no time: "
+        f"{times}"
     )
 
 

@@ -4,16 +4,17 @@ section 5.1).
 Pure functions of a profile; times in seconds, lengths in tokens. T_recompute is the time one layer
 keeps the model busy while the next layers load: placing reused KV, and computing the selected
 tokens, the question and the cache misses. The paper's `r x Prefill` counts the selected tokens
-only, so less work hides the loading.
+only, so less work hides the loading. And the paper's loading takes none of the processor. Ours
+checks and unpacks on the cores that compute, so a part of it cannot be hidden.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 from ragkv.config import PricesConfig
 
 from .profile import Profile
+from .shape import Load, Selection, Shape, is_fused_chunk
 
 BYTES_PER_GB = 1e9  # as storage is sold
 MARGIN = 1.05  # Fusing must be faster by this factor. A smaller gain may be noise.
@@ -21,66 +22,13 @@ MARGIN = 1.05  # Fusing must be faster by this factor. A smaller gain may be noi
 UNPROFILED_S = 8e-4
 
 
-class Selection(Enum):
-    """When a selector knows its tokens, which decides how much work there is while entries load."""
-
-    STATIC = "static"  # before anything is loaded
-    # every candidate passes layer 0; later layers recompute the ratio's share
-    CHECKING = "checking"
-    ASKING = "asking"  # after a first pass over everything loaded; the second pass hides no loading
-
-
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """The token counts of a request, which do not depend on the ratio."""
+class Phase:
+    """Some layers of a prompt, one after another, each with the same work."""
 
-    fused_tokens: int  # N, the candidates: reused, neither exact nor forced
-    # computed in every layer: question, template, cache misses, history without KV
-    forced_rows: int
-    prompt_tokens: int  # S
-    selection: Selection = Selection.STATIC
-    # those of the forced rows before the first candidate: a second pass leaves them out
-    leading_rows: int = 0
-    # those of the forced rows that the first pass of an asking selector leaves out
-    unasked_rows: int = 0
-
-    def __post_init__(self) -> None:
-        if (
-            self.fused_tokens < 0
-            or self.forced_rows < 0
-            or self.fused_tokens + self.forced_rows > self.prompt_tokens
-        ):
-            raise ValueError(
-                f"A prompt of {self.prompt_tokens} tokens cannot have {self.fused_tokens} fused "
-                "and "
-                f"{self.forced_rows} forced tokens."
-            )
-
-    @property
-    def placed_tokens(self) -> int:
-        """Tokens whose stored KV is placed: all that are not forced."""
-        return self.prompt_tokens - self.forced_rows
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """One entry, or a part of one, to be read."""
-
-    tier: str  # "memory", "disk", "redis", "s3"
-    tokens: int
-    fused: bool = True  # whether its tokens are candidates; those of an exact chunk are not
-    fixed: bool = False  # must not be computed instead: a part of a history
-
-
-def recompute_s(profile: Profile, ratio: float, shape: Shape) -> float:
-    """T_recompute of a layer from the second on: placing reused KV, and computing the selected
-    tokens, the question and the cache misses.
-
-    In the last layer only keys and values of the rows, and one row's output, are computed; the
-    profile counts its time in the other layers. With an ASKING selector it is of the pass that
-    loads and does not depend on the ratio.
-    """
-    return _passes(profile, ratio, shape)[0][-1]
+    layers: int
+    busy_s: float  # in each layer
+    loads: bool  # whether each layer must have been read before
 
 
 def load_s(profile: Profile, loads: Sequence[Load]) -> float:
@@ -93,12 +41,12 @@ def load_s(profile: Profile, loads: Sequence[Load]) -> float:
 
 
 def ttft_s(profile: Profile, shape: Shape, ratio: float, loads: Sequence[Load]) -> float:
-    """Time to first token of the pipeline, which reads layer l + 1 while it fuses layer l.
+    """Time to first token of the pipeline, which reads the next layers while it fuses one.
 
-    It is the sum of the first layer's load, for each layer the maximum of its recompute and the
-    next layer's load, and the last row's logits. Entries that a static selector recomputes entirely
-    are neither read nor placed. A prompt of which nothing is loaded takes as long as its prefill,
-    which was measured by itself.
+    Reading goes on without a pause. So the last wait is for some layer: reading up to it, and then
+    all work from it on, take as long as the prompt. Entries that a static selector recomputes
+    entirely are neither read nor placed. A prompt of which nothing is loaded takes as long as its
+    prefill, which was measured by itself.
     """
     if shape.selection is Selection.STATIC and ratio >= 1.0 and shape.fused_tokens:
         loads = [load for load in loads if not load.fused]
@@ -106,8 +54,34 @@ def ttft_s(profile: Profile, shape: Shape, ratio: float, loads: Sequence[Load]) 
     if not loads and not shape.fused_tokens:
         return profile.prefill.at(shape.prompt_tokens)
     layer_s = load_s(profile, loads)
-    busy, afterwards = _passes(profile, ratio, shape)
-    return profile.start_s + layer_s + sum(max(layer_s, work) for work in busy) + afterwards
+    phases = _phases(profile, shape, ratio, hindered_s(profile, loads))
+    left_s = sum(phase.layers * phase.busy_s for phase in phases)
+    took_s = left_s
+    read = 0  # layers
+    for phase in phases:
+        if phase.loads and phase.layers:
+            # the wait for the first of its layers, or for the last one
+            took_s = max(took_s, (read + 1) * layer_s + left_s)
+            read += phase.layers
+            took_s = max(took_s, read * layer_s + left_s - (phase.layers - 1) * phase.busy_s)
+        left_s -= phase.layers * phase.busy_s
+    return profile.start_s + max(took_s, profile.layers * layer_s)
+
+
+def exposed_s(profile: Profile, shape: Shape, ratio: float, loads: Sequence[Load]) -> float:
+    """Seconds of the time to first token in which the model waits for loading."""
+    phases = _phases(profile, shape, ratio, hindered_s(profile, loads))
+    busy_s = sum(phase.layers * phase.busy_s for phase in phases)
+    return max(0.0, ttft_s(profile, shape, ratio, loads) - profile.start_s - busy_s)
+
+
+def hindered_s(profile: Profile, loads: Sequence[Load]) -> float:
+    """Seconds by which reading a layer delays what is computed meanwhile: checks and unpacking take
+    the same cores.
+    """
+    return sum(
+        profile.tier(load.tier).hindered_s_per_byte * _layer_bytes(profile, load) for load in loads
+    )
 
 
 def recompute_ttft_s(profile: Profile, shape: Shape, loads: Sequence[Load]) -> float:
@@ -117,11 +91,6 @@ def recompute_ttft_s(profile: Profile, shape: Shape, loads: Sequence[Load]) -> f
     kept = [load for load in loads if not is_fused_chunk(load)]
     rows = min(shape.prompt_tokens, shape.forced_rows + shape.fused_tokens)
     return ttft_s(profile, Shape(0, rows, shape.prompt_tokens), 0.0, kept)
-
-
-def is_fused_chunk(load: Load) -> bool:
-    """Whether the entry belongs to a fused chunk, which may be computed instead."""
-    return load.fused and not load.fixed
 
 
 def pays(fused_s: float, recompute_s: float) -> bool:
@@ -135,13 +104,16 @@ def storage_cost(profile: Profile, tokens: int, tier: str, prices: PricesConfig)
     return tokens * profile.stored_bytes_per_token / BYTES_PER_GB * usd
 
 
+def _layer_bytes(profile: Profile, load: Load) -> float:
+    """Bytes of a layer of `load`, as stored."""
+    return load.tokens * profile.stored_bytes_per_token / profile.layers
+
+
 def _slice_s(profile: Profile, load: Load) -> float:
     """Seconds to read one layer of `load`; on a GPU its copy runs in parallel with the next slice's
     read.
     """
-    read_s = profile.tier(load.tier).slice_s(
-        load.tokens * profile.stored_bytes_per_token / profile.layers
-    )
+    read_s = profile.tier(load.tier).slice_s(_layer_bytes(profile, load))
     if profile.copy_bytes_per_s is None:
         return read_s
     return max(
@@ -149,20 +121,28 @@ def _slice_s(profile: Profile, load: Load) -> float:
     )
 
 
-def _passes(profile: Profile, ratio: float, shape: Shape) -> tuple[list[float], float]:
-    """Seconds of each layer but the last in the pass that loads, and seconds of the pass after it,
-    if any.
+def _phases(profile: Profile, shape: Shape, ratio: float, hindered_s: float) -> list[Phase]:
+    """The layers of a prompt in the order in which they are computed.
+
+    In the last layer only keys and values of the rows, and one row's output, are computed; the
+    profile counts its time in the other layers.
     """
     layers = max(1, profile.layers - 1)
     keys = shape.prompt_tokens
-    placing = profile.place_token_layer_s * shape.placed_tokens
+    at = profile.recompute.at
+    placing_s = profile.place_token_layer_s * shape.placed_tokens + hindered_s
     selected = ratio * shape.fused_tokens
-    selected_s = profile.recompute.at(shape.forced_rows + selected, keys)
-    if shape.selection is Selection.ASKING and selected > 0:
-        again_s = profile.recompute.at(shape.forced_rows - shape.leading_rows + selected, keys)
-        asking_s = profile.recompute.at(shape.forced_rows - shape.unasked_rows, keys)
-        return [placing + asking_s] * layers, layers * again_s
-    busy = [placing + selected_s] * layers
-    if shape.selection is Selection.CHECKING and selected > 0:
-        busy[0] = placing + profile.recompute.at(shape.forced_rows + shape.fused_tokens, keys)
-    return busy, 0.0
+    selected_s = placing_s + at(shape.forced_rows + selected, keys)
+    if shape.selection is Selection.STATIC or not selected:
+        return [Phase(layers, selected_s, True)]
+    if shape.selection is Selection.CHECKING:
+        all_s = placing_s + at(shape.forced_rows + shape.fused_tokens, keys)
+        return [Phase(1, all_s, True), Phase(layers - 1, selected_s, True)]
+    asked = min(layers, shape.asked_layers)
+    asking_s = placing_s + at(shape.forced_rows - shape.unasked_rows, keys)
+    again_s = at(shape.forced_rows - shape.leading_rows + selected, keys)
+    return [
+        Phase(asked, asking_s, True),
+        Phase(asked, again_s, False),
+        Phase(layers - asked, selected_s, True),
+    ]

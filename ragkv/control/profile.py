@@ -24,7 +24,7 @@ from ragkv.runtime.setting_values import build
 log = logging.getLogger(__name__)
 
 FILE_NAME = "profile.json"
-VERSION = 3
+VERSION = 4
 # the bound where a prefill's time does not depend on its length
 MOST_TOKENS = 2**31
 
@@ -114,6 +114,8 @@ class TierSpeed:
     # 0 if slices are used in place, or if the bytes' share of the time is too small to measure
     per_byte_s: float
     points: tuple[TimedPoint, ...] = ()  # by ascending size
+    # by which reading a byte delays what is computed meanwhile: checking and unpacking it
+    hindered_s_per_byte: float = 0.0
 
     @property
     def bytes_per_s(self) -> float:
@@ -121,11 +123,16 @@ class TierSpeed:
         return 1.0 / self.per_byte_s if self.per_byte_s else math.inf
 
     def times(self, factor: float) -> "TierSpeed":
-        """A tier on which everything takes `factor` times as long."""
+        """A tier that delivers `factor` times as late; the processor's part stays."""
         points = tuple(
             replace(point, measured_s=point.measured_s * factor) for point in self.points
         )
-        return TierSpeed(self.latency_s * factor, self.per_byte_s * factor, points)
+        return replace(
+            self,
+            latency_s=self.latency_s * factor,
+            per_byte_s=self.per_byte_s * factor,
+            points=points,
+        )
 
     def slice_s(self, size: float) -> float:
         """Seconds of a slice of `size` bytes: interpolated between the measured sizes, beyond them

@@ -4,8 +4,7 @@ that requests use.
 Entries of random numbers stand in for documents; their values do not change the time. Every
 measurement acquires the compute lock, so requests run between two of them. Times are medians over
 rounds, and no time falls with a length. The disk is measured in separate files next to the store's,
-which are dropped from the page cache before they are read. An engine that has no profile measures a
-quick one by itself, while no request runs.
+which are dropped from the page cache before they are read.
 """
 
 import itertools
@@ -13,19 +12,19 @@ import logging
 import os
 import statistics
 import tempfile
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from ragkv.errors import ProfileError, RagKVError, StoreError
+from ragkv.errors import StoreError
 from ragkv.fusion import Fusor, Plan, Span, SpanKind, SpanState, make_selector
 from ragkv.fusion.pipeline import UNMEASURED
-from ragkv.runtime import Closing, make_private_folder, openmp
+from ragkv.runtime import make_private_folder
 from ragkv.scheduling import Scheduler
 from ragkv.store import (
     LRU,
@@ -41,11 +40,9 @@ from ragkv.store import (
 
 from .controller import Controller
 from .fits import fit_length, fit_recompute, fit_tier
-from .profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
+from .profile import LengthFit, Profile, RecomputeFit, TierSpeed
 
 log = logging.getLogger(__name__)
-
-QUIET_S = 3.0  # without a request, before an engine measures by itself
 
 LENGTHS = (128, 384, 768, 1536)  # tokens S of the prompts that are timed
 QUICK_LENGTHS = (128, 384, 768)
@@ -63,76 +60,10 @@ TIER_ROUNDS = 9
 QUICK_TIER_ROUNDS = 3
 BUDGET_S = 90.0  # no round starts later
 COPY_BYTES = 64 * 2**20
+HINDERED_RATIO = 0.3  # so that reading is hidden, as far as it can be
 
 
-class Profiler(Closing):
-    """Measures the profile of one engine: when it is asked to, and once by itself if there
-    is none.
-    """
-
-    def __init__(self, controller: Controller, fusor: Fusor, scheduler: Scheduler) -> None:
-        self._controller = controller
-        self._fusor = fusor
-        self._scheduler = scheduler
-        self._closing = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def measure(
-        self, *, quick: bool = False, on_progress: Callable[[int, int], None] | None = None
-    ) -> Profile:
-        """Measure, and use the profile from now on; half a billion weights take a minute or two on
-        a laptop.
-
-        It is saved for later engines like this one on the same store directory. `quick` uses
-        shorter prompts and fewer rounds. `on_progress(done, total)` is called after each
-        measurement.
-        """
-        control = self._controller
-        report = on_progress or (lambda _done, _total: None)
-        profile = _Measuring(control, self._fusor, self._scheduler, quick, report).profile()
-        control.apply_profile(profile)
-        if control.directory is not None:
-            save(profile, control.directory)
-        return profile
-
-    def start(self) -> None:
-        """Measure in the background while no request runs, unless a valid profile is saved."""
-        try:
-            _ = self._controller.profile
-        except ProfileError as error:
-            log.info(
-                "The loading controller measures this machine while no request runs. %s", error
-            )
-            self._thread = threading.Thread(target=self._run, name="ragkv-profiler", daemon=True)
-            self._thread.start()
-
-    def close(self) -> None:
-        """Stop measuring; what is under way is dropped."""
-        self._closing.set()
-        self._scheduler.wake()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            while not self._closing.wait(QUIET_S) and self._scheduler.busy:
-                self._wait_idle()
-            profile = self.measure(quick=True, on_progress=lambda _done, _total: self._wait_idle())
-            log.info("The loading controller has measured this machine: %s.", profile.subject.cpu)
-        except (RagKVError, OSError) as error:  # also a disk that is full
-            if not self._closing.is_set():
-                log.warning("The loading controller has no profile: %s", error)
-        openmp.release_threads()
-
-    def _wait_idle(self) -> None:
-        """Return when no request runs; raises `ProfileError` once this is closed."""
-        while self._scheduler.busy and not self._closing.is_set():
-            self._scheduler.wait_idle(QUIET_S, self._closing.is_set)
-        if self._closing.is_set():
-            raise ProfileError("The engine was closed while its profile was measured.")
-
-
-class _Measuring:
+class Measuring:
     """One profile measurement of one engine."""
 
     def __init__(
@@ -208,7 +139,8 @@ class _Measuring:
 
     def _passes(self, start_s: float) -> tuple[LengthFit, RecomputeFit, float]:
         """Prefill, a layer of a selective pass, and the seconds to place one token in a layer."""
-        entries = self._entries(CHUNK_TOKENS, -(-max(self._lengths) // CHUNK_TOKENS))
+        count = -(-max(self._lengths) // CHUNK_TOKENS)
+        entries = [MemoryLease(entry) for entry in self._entries(CHUNK_TOKENS, count)]
         inner = max(1, self._adapter.layer_count - 1)
         full: dict[int, list[float]] = defaultdict(list)
         # by rows, keys, placed tokens
@@ -262,19 +194,17 @@ class _Measuring:
         rows = plan.forced.numel() + fused.selected_by_layer[0].numel()
         return rows, whole_s, fused.place_s if adapter.device.type == "cpu" else 0.0
 
-    def _fused_plan(self, entries: Sequence[Entry], length: int) -> tuple[Plan, int]:
+    def _fused_plan(self, leases: Sequence[Lease], length: int) -> tuple[Plan, int]:
         """A plan of fused chunks and a question, `length` tokens in all; and how many tokens are
         placed.
         """
         question = min(QUESTION_TOKENS, length // 4)
         spans = []
         at = 0
-        for number, entry in enumerate(entries):
-            stop = min(at + entry.info.tokens, length - question)
+        for number, lease in enumerate(leases):
+            stop = min(at + lease.info.tokens, length - question)
             if at < stop:
-                spans.append(
-                    Span(SpanKind.CHUNK, at, stop, SpanState.FUSED, MemoryLease(entry), number)
-                )
+                spans.append(Span(SpanKind.CHUNK, at, stop, SpanState.FUSED, lease, number))
                 at = stop
         spans.append(Span(SpanKind.QUESTION, at, length, SpanState.COMPUTED))
         return Plan.of(self._ids(length).cpu(), spans), at
@@ -312,6 +242,7 @@ class _Measuring:
                     in_place = self._adapter.device.type == "cpu" and all(
                         lease.in_place for lease in leases
                     )
+        hindered_s = self._hindered_s_per_byte(tier, groups[SLICE_TOKENS.index(CHUNK_TOKENS)])
         tier.close()
         self._step(len(SLICE_TOKENS))
         self._stored_bytes_per_token = slices[SLICE_TOKENS[-1]] * layers / SLICE_TOKENS[-1]
@@ -319,7 +250,25 @@ class _Measuring:
             (statistics.median(several) for several in rounds.values()), max
         )
         times = [(slices[tokens], took) for tokens, took in zip(SLICE_TOKENS, medians, strict=True)]
-        return fit_tier(times, in_place)
+        return replace(fit_tier(times, in_place), hindered_s_per_byte=hindered_s)
+
+    def _hindered_s_per_byte(self, tier: Tier, entries: Sequence[Entry]) -> float:
+        """By how much longer a pass computes while it reads a byte from a tier: readers check and
+        unpack on the same cores, and disturb the same caches.
+        """
+        length = CHUNK_TOKENS * len(entries) + QUESTION_TOKENS
+        times: dict[bool, list[float]] = {False: [], True: []}  # by whether the tier is read
+        for _ in range(self._tier_rounds):
+            for reads, seconds in times.items():
+                with ExitStack() as held:
+                    leases: list[Lease] = [MemoryLease(entry) for entry in entries]
+                    if reads:
+                        leases = [held.enter_context(_lease(tier, entry)) for entry in entries]
+                        size = sum(lease.stored_bytes for lease in leases)
+                    plan, _ = self._fused_plan(leases, length)
+                    seconds.append(self._pass(plan, HINDERED_RATIO)[1])
+        more_s = statistics.median(times[True]) - statistics.median(times[False])
+        return max(0.0, more_s) / size
 
     def _reading_s(self, leases: Sequence[Lease]) -> float:
         """Seconds to read every layer as a first request does: with the same threads, `UNMEASURED`

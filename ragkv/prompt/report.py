@@ -44,8 +44,16 @@ def reuse_report(decided: Decided, passed: Passed, layers: int) -> Reuse:
         selector=decided.selector.name,
         compute=fused.row_layers / (layers * length),
         notes=(*plan.notes, *decided.notes, *filter(None, (repaired, joined))),
-        decision=decided.why,
+        decision=(*decided.why, *_outcome(decided, passed)),
     )
+
+
+def _outcome(decided: Decided, passed: Passed) -> Iterator[str]:
+    """How long the prompt took, next to what was expected, in a sentence."""
+    if decided.expected_s is not None and decided.why and passed.prompts == 1:
+        took_s = passed.pass_s - passed.others_s
+        waited = f", {1e3 * passed.load_s:.3g} ms of it waiting" if passed.load_s else ""
+        yield f"expected {1e3 * decided.expected_s:.3g} ms, took {1e3 * took_s:.3g} ms{waited}"
 
 
 def prompt_spans(plan: Plan, selected: torch.Tensor, question_end: int) -> tuple[PromptSpan, ...]:

@@ -162,6 +162,16 @@ class Store(Upkeep):
         up to memory.
         """
         self._copies.placement = placement
+        self.place_again()
+
+    def place_again(self) -> None:
+        """Let the entries leave memory that do not belong there, as far as a disk has them."""
+        for memory in self._local:
+            if memory.kind is TierKind.MEMORY:
+                for info in memory.infos():
+                    is_below = any(one.contains(info.key) for one in self._local[1:])
+                    if is_below and not self._copies.in_memory(info, 0, used=True):
+                        memory.delete(info.key)
 
     # What it holds
 

@@ -49,7 +49,7 @@ def test_the_curve_has_a_row_for_each_window() -> None:
     ]
     first, second = combinations.summarized(rows)
     assert first[0] == "1 to 20" and second[0] == "21 to 21"
-    assert first[1:] == [0.5, 0.5, 9.5, 9.5, 1.0, 1.0]
+    assert first[1:] == [0.5] * 3 + [9.5] * 3 + [1.0] * 3
 
 
 def test_a_run_writes_the_curve(

@@ -10,25 +10,17 @@ from hypothesis import strategies as st
 
 from ragkv.config import PricesConfig
 from ragkv.control.decision import (
+    DELAY,
     Steady,
     belongs_in_memory,
     choose_computed,
     choose_ratio,
     choose_tier,
-    crossing,
     decide,
 )
-from ragkv.control.estimators import (
-    MARGIN,
-    Load,
-    Selection,
-    Shape,
-    load_s,
-    recompute_s,
-    storage_cost,
-    ttft_s,
-)
+from ragkv.control.estimators import MARGIN, load_s, storage_cost, ttft_s
 from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed
+from ragkv.control.shape import Load, Selection, Shape
 
 from .profiles import disk, profile
 
@@ -48,10 +40,10 @@ class TestRatio:
         self, seconds: float, ratio: float
     ) -> None:
         made = on_disk(seconds)
-        assert crossing(made, SHAPE, LOADS) == pytest.approx(ratio)
         decision = choose_ratio(made, SHAPE, LOADS, 0.15)
         assert decision.ratio == pytest.approx(ratio)
-        assert recompute_s(made, decision.ratio, SHAPE) == pytest.approx(load_s(made, LOADS))
+        computing_s = 1.0 + 0.01 * (10 + 100 * decision.ratio)
+        assert computing_s == pytest.approx(load_s(made, LOADS))
 
     def test_the_ratio_accounts_for_placing_and_attention(self) -> None:
         made = dataclasses.replace(
@@ -60,9 +52,8 @@ class TestRatio:
             recompute=RecomputeFit(1.0, 0.0, 0.01, 0.0001),
             layers=3,
         )
-        ratio = choose_ratio(made, SHAPE, LOADS, 0.15).ratio
         crossing_at = (3.0 - 1.0 - 0.2 - 10 * 0.021) / (100 * 0.021)  # .757
-        assert ratio == 0.75 < crossing_at == pytest.approx(crossing(made, SHAPE, LOADS))
+        assert choose_ratio(made, SHAPE, LOADS, 0.15).ratio == 0.75 < crossing_at
 
     @pytest.mark.parametrize(
         ("seconds", "ratio"), [(0.0, 0.15), (1.2, 0.15), (1.25, 0.15), (2.2, 1.0), (50.0, 1.0)]
@@ -75,17 +66,23 @@ class TestRatio:
         assert ("more would cost time" in decision.why[0]) == (ratio < 1)
 
     def test_the_ratio_is_r_star_if_no_ratio_changes_the_recompute_time(self) -> None:
-        for shape in (Shape(0, 10, 110), dataclasses.replace(SHAPE, selection=Selection.ASKING)):
-            assert crossing(on_disk(9.0), shape, LOADS) is None
-            assert choose_ratio(on_disk(9.0), shape, LOADS, 0.4).ratio == 0.4
-        free = dataclasses.replace(on_disk(9.0), recompute=RecomputeFit(1.0, 0.0, 0.0, 0.0))
-        assert choose_ratio(free, SHAPE, LOADS, 0.4).ratio == 0.4
+        assert choose_ratio(on_disk(9.0), Shape(0, 10, 110), LOADS, 0.4).ratio == 0.4
+
+    @pytest.mark.parametrize(("asked", "ratio"), [(1, 0.75), (2, 0.15)])
+    def test_an_asking_selector_recomputes_more_while_the_layers_above_the_asked_ones_load(
+        self, asked: int, ratio: float
+    ) -> None:
+        """A layer loads in 2.4 s, asking takes 1.1 s, and recompute 1.1 s + r in each of two layers."""
+        shape = dataclasses.replace(SHAPE, selection=Selection.ASKING, asked_layers=asked)
+        assert choose_ratio(on_disk(2.4), shape, LOADS, 0.15).ratio == ratio
 
     def test_the_ratio_of_a_checking_selector_is_that_of_its_later_layers_and_stays_zero_at_r_star_zero(
         self,
     ) -> None:
         checking = dataclasses.replace(SHAPE, selection=Selection.CHECKING)
-        assert choose_ratio(on_disk(1.6), checking, LOADS, 0.15).ratio == pytest.approx(0.5)
+        deep = dataclasses.replace(on_disk(1.6), layers=21, stored_bytes_per_token=21e3)
+        # layer 0 takes 2.1 s, in which more is read
+        assert choose_ratio(deep, checking, LOADS, 0.15).ratio == pytest.approx(0.45)
         # else all would pass layer 0
         assert choose_ratio(on_disk(1.6), checking, LOADS, 0.0).ratio == 0.0
         assert choose_ratio(on_disk(1.6), SHAPE, LOADS, 0.0).ratio == pytest.approx(0.5)
@@ -101,28 +98,34 @@ tiers = st.dictionaries(
 
 class TestTier:
     @given(tiers, prices, st.floats(0, 1))
-    def test_the_tier_is_the_cheapest_with_hidden_loading_or_else_the_fastest(
+    def test_the_tier_is_the_cheapest_that_does_not_delay_the_first_token(
         self, speeds: dict[str, TierSpeed], price: PricesConfig, ratio: float
     ) -> None:
         made = profile(tiers=speeds)
-        busy = recompute_s(made, ratio, SHAPE)
-        loading = {name: load_s(made, [Load(name, 50), Load(name, 50)]) for name in speeds}
-        hidden = [name for name in speeds if loading[name] <= busy]
+        first = {
+            name: ttft_s(made, SHAPE, ratio, [Load(name, 50), Load(name, 50)]) for name in speeds
+        }
+        quick = [name for name in speeds if first[name] <= DELAY * min(first.values())]
         # never chosen
         with_shared = dataclasses.replace(made, tiers={**speeds, "redis": TierSpeed(0.0, 0.0)})
         best = choose_tier(with_shared, SHAPE, ratio, price, LOADS).tier
         assert best is not None
-        if hidden:
-            assert loading[best] <= busy
-            usd = {name: storage_cost(made, 1, name, price) for name in hidden}
-            assert usd[best] == min(usd.values())
-        else:
-            assert loading[best] == min(loading.values())
+        assert best in quick
+        usd = {name: storage_cost(made, 1, name, price) for name in quick}
+        assert usd[best] == min(usd.values())
+
+    def test_what_reading_takes_of_the_processor_counts_as_delay(self) -> None:
+        """Hidden by its time alone, disk delays the first token by its checks."""
+        hidden = disk(0.001)
+        checked = dataclasses.replace(hidden, hindered_s_per_byte=0.002 / 1000)
+        for speed, best in ((hidden, "disk"), (checked, "memory")):
+            made = profile(tiers={"disk": speed, "memory": TierSpeed(0.0, 0.0)})
+            assert choose_tier(made, SHAPE, 0.15, PricesConfig(), LOADS).tier == best
 
     @pytest.mark.parametrize(
         ("layer_s", "used", "room", "expected"),
         [
-            (0.001, True, True, False),  # disk's loading is hidden, and disk is cheaper
+            (0.0005, True, True, False),  # disk delays nothing, and is cheaper
             (0.002, True, True, True),  # nothing else hides it: memory is the fastest
             (0.002, True, False, True),  # used: it may take the place of others
             (0.002, False, True, True),
@@ -136,8 +139,14 @@ class TestTier:
         more.
         """
         speeds = {"disk": disk(layer_s), "memory": TierSpeed(0.0, 0.0)}
-        made = profile(tiers=speeds, recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0))
-        found = belongs_in_memory(made, 128, Selection.STATIC, 0.15, PricesConfig(), used, room)
+        made = profile(
+            tiers=speeds,
+            recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0),
+            layers=30,
+            stored_bytes_per_token=30e3,
+        )
+        like = Shape(0, 0, 0)
+        found = belongs_in_memory(made, 128, like, 0.15, PricesConfig(), used, room)
         assert found is expected
 
 
@@ -198,6 +207,24 @@ class TestComputedInstead:
         loading = load_s(made, kept)
         return made.start_s + loading + 2 * max(loading, 1.0 + 0.01 * rows)
 
+    @pytest.mark.parametrize(("token_s", "computed"), [(0.0, ()), (0.001, ()), (0.004, (0, 1))])
+    def test_the_chunks_at_the_front_are_computed_while_the_question_waits_to_ask(
+        self, token_s: float, computed: tuple[int, ...]
+    ) -> None:
+        """A row takes 10 ms, so no chunk computes quicker than it loads. The question's 10 rows take
+        .1 s a layer, in which 100 tokens load at 1 ms each, but not at 4 ms.
+        """
+        made = profile(tiers={"disk": disk(token_s)}, recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0))
+        shape = dataclasses.replace(SHAPE, selection=Selection.ASKING, asked_layers=2)
+        loads = [Load("disk", 10)] * 10
+        decision = choose_computed(made, shape, loads, 0.15)
+        assert decision.computed == computed
+        rows = 10 * len(computed)  # exact, so they are not computed again
+        rest = dataclasses.replace(
+            shape, fused_tokens=100 - rows, forced_rows=10 + rows, leading_rows=rows
+        )
+        assert decision.ttft_s == ttft_s(made, rest, 0.15, loads[len(computed) :])
+
     def test_a_fixed_load_is_never_computed(self) -> None:
         made = profile(tiers={"disk": disk(1.0)})
         loads = [Load("disk", 50, fused=False, fixed=True), Load("disk", 50)]
@@ -251,7 +278,7 @@ class TestDecide:
         fused = sum(load.tokens for load in loads if load.fused)
         shape = Shape(fused, 5, 5 + sum(load.tokens for load in loads), selection)
         decision = decide(made, shape, loads, r_star, PricesConfig())
-        assert decision.ttft_s <= ttft_s(made, shape, r_star, loads) * MARGIN * (1 + 1e-9)
+        assert decision.ttft_s <= ttft_s(made, shape, r_star, loads) * MARGIN * DELAY * (1 + 1e-9)
         assert r_star <= decision.ratio <= 1
 
     def test_without_loads_the_decision_is_r_star_without_a_tier(self) -> None:

@@ -8,16 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragkv.config import PricesConfig
-from ragkv.control.estimators import (
-    Load,
-    Selection,
-    Shape,
-    load_s,
-    recompute_s,
-    storage_cost,
-    ttft_s,
-)
+from ragkv.control.estimators import exposed_s, load_s, storage_cost, ttft_s
 from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed, TimedPoint
+from ragkv.control.shape import Load, Selection, Shape, rows_share
 from ragkv.errors import ConfigError
 
 from .profiles import disk, profile
@@ -38,7 +31,7 @@ profiles = st.builds(
 )
 ratios = st.floats(0, 1)
 shapes = st.builds(
-    lambda fused, forced, exact, kind: Shape(fused, forced, fused + forced + exact, kind),
+    lambda fused, forced, exact, kind: Shape(fused, forced, fused + forced + exact, kind, 2),
     *(st.integers(0, 500),) * 3,
     st.sampled_from(Selection),
 )
@@ -49,30 +42,62 @@ def test_recompute_time_counts_selected_tokens_the_question_placing_and_the_keys
 ):
     placing = profile(place_token_layer_s=0.001)
     seeing = profile(recompute=RecomputeFit(0.0, 0.0, 0.01, 0.001))
-    assert recompute_s(profile(), 0.0, SHAPE) == pytest.approx(1 + 0.01 * 10)
-    assert recompute_s(profile(), 0.5, SHAPE) == pytest.approx(1 + 0.01 * 60)
-    assert recompute_s(placing, 0.5, SHAPE) == pytest.approx(1 + 0.01 * 60 + 0.001 * 100)
 
-    assert recompute_s(seeing, 0.0, Shape(0, 10, 100)) == pytest.approx(10 * (0.01 + 0.1))
+    def layer_s(made: Profile, ratio: float, shape: Shape) -> float:
+        """Of the two whose work counts, if loading takes no time."""
+        return (ttft_s(made, shape, ratio, [Load("memory", 100)]) - made.start_s) / 2
+
+    assert layer_s(profile(), 0.0, SHAPE) == pytest.approx(1 + 0.01 * 10)
+    assert layer_s(profile(), 0.5, SHAPE) == pytest.approx(1 + 0.01 * 60)
+    assert layer_s(placing, 0.5, SHAPE) == pytest.approx(1 + 0.01 * 60 + 0.001 * 100)
+
+    assert layer_s(seeing, 0.0, Shape(0, 10, 100)) == pytest.approx(10 * (0.01 + 0.1))
 
 
 def test_with_a_checking_selector_every_candidate_passes_the_first_layer() -> None:
     checking = dataclasses.replace(SHAPE, selection=Selection.CHECKING)
-    assert recompute_s(profile(), 0.1, checking) == recompute_s(profile(), 0.1, SHAPE)
     assert ttft_s(profile(), checking, 0.1, []) == pytest.approx(0.5 + (1 + 1.1) + (1 + 0.2))
-    assert recompute_s(profile(), 0.0, checking) == recompute_s(profile(), 0.0, SHAPE)
+    assert ttft_s(profile(), checking, 0.0, []) == ttft_s(profile(), SHAPE, 0.0, [])
 
 
-def test_an_asking_selector_recomputes_in_a_second_pass() -> None:
-    asking = dataclasses.replace(SHAPE, selection=Selection.ASKING)
-    assert recompute_s(profile(), 0.5, asking) == pytest.approx(1.1)
-    assert recompute_s(
-        profile(), 0.5, dataclasses.replace(asking, unasked_rows=4)
-    ) == pytest.approx(1.06)
-    slow = [Load("disk", 100)]  # 100 s per layer hide the first pass, not the second
-    assert ttft_s(profile(), asking, 0.5, slow) == pytest.approx(0.5 + 3 * 100 + 2 * 1.6)
+def test_an_asking_selector_recomputes_while_the_layers_above_the_asked_ones_load() -> None:
+    asking = dataclasses.replace(SHAPE, selection=Selection.ASKING, asked_layers=2)
+    free = [Load("memory", 100)]
+    # asking takes 1.1 s a layer, recompute 1.6 s
+    assert ttft_s(profile(), asking, 0.5, free) == pytest.approx(0.5 + 2 * 1.1 + 2 * 1.6)
+    unasked = dataclasses.replace(asking, unasked_rows=4)
+    assert ttft_s(profile(), unasked, 0.5, free) == pytest.approx(0.5 + 2 * 1.06 + 2 * 1.6)
     leading = dataclasses.replace(asking, leading_rows=4)
-    assert ttft_s(profile(), leading, 0.5, slow) == pytest.approx(0.5 + 3 * 100 + 2 * 1.56)
+    assert ttft_s(profile(), leading, 0.5, free) == pytest.approx(0.5 + 2 * 1.1 + 2 * 1.56)
+    slow = [Load("disk", 100)]  # 100 s a layer: the third one loads while two are recomputed
+    assert ttft_s(profile(), asking, 0.5, slow) == pytest.approx(0.5 + 3 * 100)
+    even = profile(tiers={"disk": disk(0.02)})  # 2 s a layer
+    assert ttft_s(even, asking, 0.5, slow) == pytest.approx(0.5 + 2 * 2 + 1.1 + 2 * 1.6)
+    one = dataclasses.replace(asking, asked_layers=1)  # the upper layer is recomputed once
+    assert ttft_s(profile(), one, 0.5, free) == pytest.approx(0.5 + 1.1 + 1.6 + 1.6)
+
+
+def test_the_model_waits_for_what_recompute_does_not_hide() -> None:
+    slow = [Load("disk", 100)]
+    assert exposed_s(profile(), SHAPE, 0.5, slow) == pytest.approx(300 - 2 * 1.6)
+    quick = profile(tiers={"disk": disk(0.01)})
+    assert exposed_s(quick, SHAPE, 0.5, slow) == pytest.approx(1.0)  # the first layer
+    assert exposed_s(quick, SHAPE, 0.5, []) == 0.0
+
+
+def test_checks_and_unpacking_delay_every_layer_that_is_read() -> None:
+    busy = profile(tiers={"disk": dataclasses.replace(disk(0.0), hindered_s_per_byte=1e-6)})
+    took_s = ttft_s(busy, SHAPE, 0.5, [Load("disk", 100)])
+    assert took_s == pytest.approx(0.5 + 2 * (1.6 + 0.1))
+    slower = busy.tier("disk").times(5.0)
+    assert slower.hindered_s_per_byte == 1e-6, "a slower disk is as quick to check"
+
+
+def test_the_share_of_rows_counts_the_question_twice_up_to_the_last_asked_layer() -> None:
+    assert rows_share(SHAPE, 0.5, 4) == pytest.approx(60 / 110)
+    asking = dataclasses.replace(SHAPE, selection=Selection.ASKING, asked_layers=3)
+    assert rows_share(asking, 0.5, 4) == pytest.approx((60 + 10 * 3 / 4) / 110)
+    assert rows_share(asking, 0.0, 4) == pytest.approx(10 / 110)
 
 
 def test_loading_takes_bytes_over_bandwidth_plus_one_latency_per_slice() -> None:

@@ -30,7 +30,7 @@ def test_a_measured_profile_is_saved_and_used_by_the_next_engine(tmp_path: Path)
 def test_an_engine_without_a_profile_measures_one_while_no_request_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ragkv.control.profiling.QUIET_S", 0.01)
+    monkeypatch.setattr("ragkv.control.profiler.QUIET_S", 0.01)
     with engine(tmp_path, measure=True) as made:
         with made.scheduler.request():  # nothing is measured while one runs
             assert not made.controller.profile_file.exists()

@@ -55,6 +55,22 @@ def test_a_put_is_served_at_once_and_reaches_the_disk(store: Store, tmp_path: Pa
     assert len(list(tmp_path.glob("entries/*/*.kv"))) == 1
 
 
+def test_what_was_stored_before_a_placement_is_placed_by_it(store: Store) -> None:
+    store.put(make_entry(1))
+    store.flush()
+    store.place_by(lambda *_: True)
+    assert kind_of_hit(store, 1) is TierKind.MEMORY
+    store.place_by(lambda *_: False)
+    assert kind_of_hit(store, 1) is TierKind.DISK
+
+
+def test_an_entry_that_no_tier_below_has_stays_in_memory() -> None:
+    with Store.open(config(None)) as store:
+        store.put(make_entry(1))
+        store.place_by(lambda *_: False)
+        assert kind_of_hit(store, 1) is TierKind.MEMORY
+
+
 def test_every_entry_reaches_the_disk_even_if_memory_is_small(tmp_path: Path) -> None:
     with Store.open(config(tmp_path, memory_bytes=2 * ENTRY_BYTES)) as store:
         for number in range(20):

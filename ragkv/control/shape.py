@@ -1,0 +1,114 @@
+"""What the controller knows of a prompt: how many tokens there are of each kind, and what is read."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Self
+
+from ragkv.fusion import (
+    AskingSelector,
+    CheckingSelector,
+    Plan,
+    Selector,
+    Span,
+    SpanKind,
+    SpanState,
+)
+
+
+class Selection(Enum):
+    """When a selector knows its tokens, which decides how much work there is while entries load."""
+
+    STATIC = "static"  # before anything is loaded
+    # every candidate passes layer 0; later layers recompute the ratio's share
+    CHECKING = "checking"
+    ASKING = "asking"  # after a first pass over the layers up to the last asked one
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The token counts of a request, which do not depend on the ratio."""
+
+    fused_tokens: int  # N, the candidates: reused, neither exact nor forced
+    # computed in every layer: question, template, cache misses, history without KV
+    forced_rows: int
+    prompt_tokens: int  # S
+    selection: Selection = Selection.STATIC
+    asked_layers: int = 0  # those of the first pass of an asking selector
+    # those of the forced rows before the first candidate: a second pass leaves them out
+    leading_rows: int = 0
+    # those of the forced rows that the first pass of an asking selector leaves out
+    unasked_rows: int = 0
+
+    @classmethod
+    def of(cls, plan: Plan, selector: Selector, layers: int) -> Self:
+        """That of a prompt, on a model of so many layers."""
+        fused = len(plan.candidates)
+        forced = plan.forced.numel()
+        if not selector.uses_ratio:  # it selects none of the candidates, or all
+            fused, forced = 0, forced + (fused if selector.name == "all" else 0)
+        kind = cls.kind(selector, layers)
+        length = plan.token_ids.numel()
+        return cls(fused, forced, length, *kind, plan.leading_rows, plan.unasked_rows)
+
+    @staticmethod
+    def kind(selector: Selector, layers: int) -> tuple[Selection, int]:
+        """When `selector` knows its tokens, and the layers of the pass in which it asks."""
+        if isinstance(selector, AskingSelector):
+            return Selection.ASKING, selector.layers(layers).stop
+        checks = isinstance(selector, CheckingSelector)
+        return Selection.CHECKING if checks else Selection.STATIC, 0
+
+    def __post_init__(self) -> None:
+        if (
+            self.fused_tokens < 0
+            or self.forced_rows < 0
+            or self.fused_tokens + self.forced_rows > self.prompt_tokens
+        ):
+            raise ValueError(
+                f"A prompt of {self.prompt_tokens} tokens cannot have {self.fused_tokens} fused "
+                "and "
+                f"{self.forced_rows} forced tokens."
+            )
+
+    @property
+    def placed_tokens(self) -> int:
+        """Tokens whose stored KV is placed: all that are not forced."""
+        return self.prompt_tokens - self.forced_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One entry, or a part of one, to be read."""
+
+    tier: str  # "memory", "disk", "redis", "s3"
+    tokens: int
+    fused: bool = True  # whether its tokens are candidates; those of an exact chunk are not
+    fixed: bool = False  # must not be computed instead: a part of a history
+
+
+def is_fused_chunk(load: Load) -> bool:
+    """Whether the entry belongs to a fused chunk, which may be computed instead."""
+    return load.fused and not load.fixed
+
+
+def loads_of(plan: Plan) -> tuple[list[Span], list[Load]]:
+    """The spans of a prompt that are read, without the prefix, which the engine holds."""
+    spans: list[Span] = []
+    loads: list[Load] = []
+    for span in plan.loaded:
+        if span.kind is not SpanKind.PREFIX and span.lease is not None:
+            is_fused = span.state is SpanState.FUSED
+            is_fixed = span.kind is not SpanKind.CHUNK
+            spans.append(span)
+            loads.append(Load(span.lease.kind.value, len(span), is_fused, is_fixed))
+    return spans, loads
+
+
+def rows_share(shape: Shape, ratio: float, layers: int) -> float:
+    """The rows that fusing computes, of those of a full prefill."""
+    selected = ratio * shape.fused_tokens
+    rows = shape.forced_rows + selected
+    if shape.selection is Selection.ASKING and selected:
+        asking = shape.forced_rows - shape.unasked_rows - shape.leading_rows
+        rows += asking * shape.asked_layers / layers
+    return rows / shape.prompt_tokens
