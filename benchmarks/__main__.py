@@ -53,20 +53,19 @@ def run(name: str, arguments: Sequence[str]) -> Run:
     given = GIVEN.get(name, list)()
     own = [word for word in arguments if name not in PACKAGES]
     began = time.monotonic()
-    ended = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", *given, *own],
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+    said = ""
+    command = [sys.executable, "-m", f"benchmarks.{name}", *given, *own]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            print(line, end="", file=sys.stderr, flush=True)
+            said = line.strip() or said
     took_s = time.monotonic() - began
-    said = ended.stderr.strip().splitlines() or [f"exit status {ended.returncode}"]
-    if ended.returncode == 0:
+    if process.returncode == 0:
         return Run(name, Outcome.RAN, took_s)
-    if ended.returncode == SKIPPED:
-        return Run(name, Outcome.SKIPPED, took_s, said[-1].removeprefix("skipped: "))
-    print(ended.stderr, file=sys.stderr, flush=True)
-    return Run(name, Outcome.FAILED, took_s, said[-1])
+    if process.returncode == SKIPPED:
+        return Run(name, Outcome.SKIPPED, took_s, said.removeprefix("skipped: "))
+    return Run(name, Outcome.FAILED, took_s, said or f"exit status {process.returncode}")
 
 
 def summary(runs: Sequence[Run]) -> Iterator[str]:

@@ -62,6 +62,12 @@ def test_a_benchmark_without_its_data_says_why_and_has_a_status_of_its_own(
     assert list(run_all.summary([run])) == ["skipped  real, 1 s: no sets"]
 
 
+def test_a_benchmark_s_end_is_told_by_its_status_and_its_last_words() -> None:
+    run = run_all.run("vllm_server", ["--no-such-option"])
+    assert (run.outcome, run.name) == (Outcome.FAILED, "vllm_server")
+    assert "unrecognized arguments: --no-such-option" in run.reason
+
+
 def test_the_run_of_all_fails_if_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["benchmarks", "--only", "real", "ttft"])
     outcomes = {"real": Outcome.RAN, "ttft": Outcome.SKIPPED}
