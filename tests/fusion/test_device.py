@@ -171,6 +171,9 @@ def test_a_pass_has_few_operations_none_for_each_chunk_and_waits_for_none(select
         _, _, device, (adapter, _) = on_device("llama", selector, 0.15, chunks)
         assert not device.waits
         counts.append(sum(device.operations.values()) / adapter.layer_count / passes)
+        print(
+            f"{selector}, {chunks} chunks: {counts[-1]:.1f} operations, {len(device.waits)} waits"
+        )
     assert counts[0] == counts[1]
     # the tiny model checks in three of its four layers
     checks = 12 if selector == "hkvd-gradual" else 0

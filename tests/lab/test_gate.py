@@ -24,9 +24,12 @@ from .gate_corpus import PASSAGES, windows
 
 def unrotated(self: _Placing, layer: int, slices: Sequence[torch.Tensor]) -> None:
     """`place`, broken on purpose: keys keep the positions at which they were encoded."""
-    for span, piece in zip(self._spans, slices, strict=True):
+    self._parts = [
+        piece[:, :, span.offset :][:, :, : len(span)]
+        for span, piece in zip(self._spans, slices, strict=True)
+    ]
+    for span, part in zip(self._spans, self._parts, strict=True):
         start = min(span.start, 1)
-        part = piece[:, :, span.offset :][:, :, : len(span)]
         cos, sin = self._tables.span(self._adapter.rope_kind(layer), start, start + len(span))
         k_rot = self._adapter.rotate(layer, part[0].unsqueeze(0), cos, sin)
         self._kv.put(layer, span.start, k_rot, part[1].unsqueeze(0))
