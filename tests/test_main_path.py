@@ -111,6 +111,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Entered]:
             hits = rag.retrieve(QUESTION)
             stream = rag.stream(QUESTION, hits, max_new_tokens=2)
             next(stream)
+            rag.engine.store.flush()  # what threads copy meanwhile counts every time
         list(stream)
         with entering() as streaming:
             next(rag.stream(QUESTION, hits, max_new_tokens=2))
@@ -156,7 +157,7 @@ def _chat(home: Path) -> Entered:
 # for a chat request, and 12 kinds of value.
 @pytest.mark.parametrize(
     ("what", "files", "lines"),
-    [("open", 78, 15_000), ("ask", 53, 9_900), ("turn", 9, 1_900), ("chat", 35, 6_200)],
+    [("open", 79, 15_300), ("ask", 53, 10_150), ("turn", 9, 1_900), ("chat", 35, 6_200)],
 )
 def test_a_reader_need_not_hold_more_in_mind(
     paths: dict[str, Entered], what: str, files: int, lines: int
