@@ -42,7 +42,7 @@ class Run:
 def names() -> list[str]:
     """All benchmarks."""
     files = (
-        path.stem for path in HERE.glob("*.py") if "def main()" in path.read_text(encoding="utf-8")
+        path.stem for path in HERE.glob("*.py") if "def main(" in path.read_text(encoding="utf-8")
     )
     return sorted({*files, *PACKAGES} - TOOLS)
 

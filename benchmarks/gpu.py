@@ -235,9 +235,7 @@ def show(found: dict[str, Any]) -> None:
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The options of a command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = report.parser(__doc__, quick="one shape and length")
     parser.add_argument("--out", type=Path, default=report.RESULTS / "gpu.json")
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no case after these")
     parser.add_argument("--shapes", nargs="+", default=list(SIZES), choices=sorted(SHAPES))
@@ -248,14 +246,18 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--profiled", type=int, default=16, help="chunks of the prompt that is profiled, at least"
     )
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.shapes = options.shapes[:1]
+        options.lengths = options.lengths[:1]
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print what was found so far."""
     options = options_of(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("There is no CUDA device here: see docs/gpu.md, or give --device cpu.")
+        report.skip("there is no CUDA device here: see docs/gpu.md, or give --device cpu.")
     left = run(options)
     found = Results(options.out).found
     show(found)

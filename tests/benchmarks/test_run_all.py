@@ -36,6 +36,15 @@ def test_every_command_of_the_papers_page_is_a_benchmark_or_a_figure() -> None:
     assert [row.part for row in rows if not row.commands and not row.reason] == []
 
 
+def test_every_command_is_run_and_takes_quick() -> None:
+    texts = {path.stem: path.read_text("utf-8") for path in Path(run_all.HERE).glob("*.py")}
+    commands = {name for name, text in texts.items() if '__name__ == "__main__"' in text}
+    assert commands - run_all.TOOLS == set(run_all.names()) - set(run_all.PACKAGES)
+    assert [name for name in commands - run_all.TOOLS if "report.parser(" not in texts[name]] == [
+        "policies"  # which imports the parser by its name
+    ]
+
+
 def test_a_row_is_told_by_a_result_or_a_reason_and_by_nothing_else(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
