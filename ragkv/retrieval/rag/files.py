@@ -246,7 +246,8 @@ class FileReader:
         )
 
     def _unchanged(self, record: FileRecord, shown: str) -> FileOutcome:
-        reason = "" if shown == printable(record.path) else f"a link to {record.path}"
+        is_own = str(Path(shown).absolute()) == printable(record.path)
+        reason = "" if is_own else f"a link to {record.path}"
         return FileOutcome(shown, "unchanged", printable(reason), tuple(record.documents))
 
     def _put(self, path: Path, shown: str, data: bytes, record: FileRecord) -> FileOutcome:

@@ -286,6 +286,16 @@ def test_a_name_without_an_ending_is_read_if_it_is_text_and_else_ignored(
     assert ingest(rag, folder / "program").files[0].status == "failed"
 
 
+def test_a_file_that_is_named_from_here_is_no_link_to_itself(
+    rag: Rag, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rag.ingest(folder)
+    monkeypatch.chdir(folder.parent)
+    for named in (Path(folder.name), Path(folder.name), folder):
+        outcomes = rag.ingest(named).files
+        assert {(one.status, one.reason) for one in outcomes} == {("unchanged", "")}
+
+
 def test_links_in_a_folder_are_not_followed(rag: Rag, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "outside.txt").write_text("From outside.")
     (folder / "c.txt").symlink_to(tmp_path / "outside.txt")
