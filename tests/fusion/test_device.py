@@ -41,7 +41,7 @@ def encoded(adapter: Any, ids: list[int], codec: str) -> EncodedEntry:
     kv = torch.randn(shape, generator=chance).to(adapter.dtype)
     dtype = str(adapter.dtype).removeprefix("torch.")
     identity = Identity("w", "a", "r", dtype, "", "", "", codec=codec)
-    info = EntryInfo(identity.key(ids), identity, tuple(ids), "f", *shape[::2], shape[4])
+    info = EntryInfo(identity.key(ids), identity, tuple(ids), "f", *shape[::2])
     return EncodedEntry.of(Entry(info, kv))
 
 
