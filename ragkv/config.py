@@ -19,7 +19,7 @@ from .runtime.setting_values import Default, build, fixed, gather
 
 ReuseMode = Literal["fused", "prefix", "none"]
 
-# `R_STAR` is the least recompute ratio until the quality gate has run: CacheBlend's, from its
+# The least recompute ratio until the quality gate has run: CacheBlend's, from its
 # figure 16.
 R_STAR = 0.15
 MIB = 1024**2
@@ -33,7 +33,7 @@ TAIL_POLICIES = ("et-lru", "t-lru", "t-lru-guarded")  # They need a target: at x
 DISCARDING_LISTS = ("oldest", "keep-dialogue")  # They are the keys of ragkv.prompt.history.TDLS.
 # These are the keys of ragkv.fusion.SELECTORS.
 SELECTOR_NAMES = ("all", "attention", "first-k", "hkvd", "hkvd-gradual", "none", "random")
-# `EXPECTED_CODEC` is how expected KV, which is exact nowhere, is stored by default.
+# How expected KV, which is exact nowhere, is stored by default.
 EXPECTED_CODEC = "int8"
 CHUNK_TOKENS = 256  # The most tokens of a passage, which is a chunk of the engine, by default.
 RETRIEVER_NAMES = ("bm25", "dense", "fused")  # They are the keys of ragkv.retrieval.RETRIEVERS.

@@ -20,9 +20,9 @@ from .errors import ConfigError
 from .runtime import make_private_folder, read_own, replace_file
 from .runtime.setting_values import Default
 
-NAMES = ("smollm2",)  # `NAMES` are the models that have a name; the first is the default.
-VARIABLE = "RAGKV_MODEL"  # `VARIABLE` is the environment variable that names a model.
-FILE = "home.json"  # `FILE` is in a home.
+NAMES = ("smollm2",)  # the models that have a name; the first is the default
+VARIABLE = "RAGKV_MODEL"  # the environment variable that names a model
+FILE = "home.json"  # in a home
 # With another value of one of `IDENTIFYING`, stored KV is not found.
 IDENTIFYING = (
     "weights",

@@ -33,7 +33,7 @@ from .settings import ServeConfig
 
 # A cut request may take this share of `close_s` to end before its socket is closed.
 CUT_SHARE = 0.5
-# `KEEP_ALIVE_S` is twice the time of nginx, which so never sends on a connection that ends here.
+# Twice the time of nginx, which so never sends on a connection that ends here.
 KEEP_ALIVE_S = 60
 HEAD_BYTES = 32 * 1024  # of a request's line and headers, at most: more than nginx passes on
 # A thread that wants Python's lock gets it after this time: the event loop waits behind many answers.

@@ -22,7 +22,7 @@ from ragkv.runtime.setting_values import build, fixed, gather, overlay
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("auto", "json", "console")
-ROUTERS = ("sticky", "round-robin")  # `ROUTERS` names what `cluster/ray` chooses a replica by.
+ROUTERS = ("sticky", "round-robin")  # what `cluster/ray` chooses a replica by
 ANSWER_ENGINES = ("ragkv", "vllm")
 SHARED = ("home", "model")  # These settings are of the server and of the commands.
 

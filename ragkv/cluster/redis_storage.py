@@ -39,14 +39,14 @@ from .health import Health
 from .redis_server import RedisServer
 from .shared_deletions import SharedDeletions
 
-DELETIONS = 1_000  # `DELETIONS` is how many are kept in the log, for replicas that were offline.
-LOGGED = 100  # `LOGGED` is how many rows of the log of deletions come in one answer.
+DELETIONS = 1_000  # how many are kept in the log, for replicas that were offline
+LOGGED = 100  # how many rows of the log of deletions come in one answer
 # A manifest of more than `MANIFEST_BYTES` is damage, not a reason to allocate.
 MANIFEST_BYTES = 64 * 1024**2
 # `PATIENCE` times `timeout_s` is waited: without its state a conversation is refused, and late KV
 # is only computed.
 PATIENCE = 4
-# `PROBE_PAUSE_S` is the longest time between two probes of a server that is away: conversations
+# The longest time between two probes of a server that is away: conversations
 # wait for it.
 PROBE_PAUSE_S = 2.0
 

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# `TIDY_S` is how often stored blocks are compared with the conversations, after an outage too.
+# How often stored blocks are compared with the conversations, after an outage too.
 TIDY_S = 600.0
 # `UNTOLD` has the keys of deleted entries that others were not told of yet.
 UNTOLD = "deletions-untold.json"
-POLL_S = 2.0  # `POLL_S` is how often a replica looks for what others deleted.
+POLL_S = 2.0  # how often a replica looks for what others deleted
 
 
 class SharedDeletions(Closing):

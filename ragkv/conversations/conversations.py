@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SWEEP_S = 1.0  # `SWEEP_S` is how often idle conversations are looked for at most.
-# `REMEMBERED` is the number of conversations whose last use is known here at most.
+SWEEP_S = 1.0  # how often idle conversations are looked for at most
+# The number of conversations whose last use is known here at most.
 REMEMBERED = 10_000
-CLOCK_SKEW_S = 5.0  # `CLOCK_SKEW_S` is by how much the clocks of replicas may differ.
+CLOCK_SKEW_S = 5.0  # by how much the clocks of replicas may differ
 
 
 class Conversations:

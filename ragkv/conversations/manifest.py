@@ -17,9 +17,9 @@ from typing import Any
 from ragkv.prompt.history import Block, History, Part, PartKind, PastTurn, SessionState
 from ragkv.store import EntryKey, Identity
 
-FORMAT = "ragkv-session"  # `FORMAT` is what every manifest says of itself.
-VERSION = 1  # `VERSION` is the only one that is read.
-# `NOT_A_MANIFEST` is what `decode` and `Summary.from_json` raise for bytes that are no manifest.
+FORMAT = "ragkv-session"  # what every manifest says of itself
+VERSION = 1  # the only one that is read
+# What `decode` and `Summary.from_json` raise for bytes that are no manifest.
 NOT_A_MANIFEST = (
     ValueError,
     KeyError,

@@ -30,7 +30,7 @@ MOST_CHARS_A_TOKEN = 32
 # Other devices compute `BATCH` windows at once.
 BATCH = 32
 MINILM = "all-MiniLM-L6-v2"
-# `MINILM_SHA256` is the hash of the official weights.
+# The hash of the official weights.
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 

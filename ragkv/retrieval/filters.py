@@ -16,7 +16,7 @@ from ragkv.errors import InputError
 
 COMPARISONS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 OPERATORS = ("eq", "ne", "in", *COMPARISONS)
-# `COLUMNS` are names of metadata that are columns of the table `documents`, and `OF_PASSAGES` those
+# Names of metadata that are columns of the table `documents`, and `OF_PASSAGES` those
 # of `passages`.
 COLUMNS = {"document_id": "documents.id", "source": "documents.source"}
 OF_PASSAGES = ("page", "section")
@@ -38,7 +38,7 @@ class Condition(NamedTuple):
         return Condition(f"{self.sql} AND {other.sql}", [*self.parameters, *other.parameters])
 
 
-# `EVERYTHING` is the condition that all passages meet.
+# The condition that all passages meet.
 EVERYTHING = Condition()
 
 

@@ -21,13 +21,13 @@ from .filters import EVERYTHING, Condition
 from .index_file import IndexFile
 from .values import Vectors
 
-# `RRF_CONSTANT` is k in the paper of reciprocal-rank fusion.
+# K in the paper of reciprocal-rank fusion.
 RRF_CONSTANT = 60
-# `FUSED_DEPTH` is how many texts of each ranking are fused, at least.
+# How many texts of each ranking are fused, at least.
 FUSED_DEPTH = 100
 # Of a query `QUERY_TERMS` different terms are looked for.
 QUERY_TERMS = 256
-# `_HANGUL` is a Korean word with what is appended to it; its pairs of characters find it, too.
+# A Korean word with what is appended to it; its pairs of characters find it, too.
 _HANGUL = re.compile("[\uac00-\ud7a3]{3,}")
 
 

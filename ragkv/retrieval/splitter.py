@@ -32,7 +32,7 @@ MOST_CHARS_A_TOKEN = 32
 # Of a heading `TITLE_CHARS` are kept, and of all headings above a passage together `SECTION_CHARS`.
 TITLE_CHARS = 200
 SECTION_CHARS = 250
-# `_FENCE` is a line that opens or closes code, also in a quotation, or has nothing at all.
+# A line that opens or closes code, also in a quotation, or has nothing at all.
 _FENCE = re.compile(r"[> \t]*(`{3,}[^`]*|~{3,}.*)?")
 
 

@@ -16,7 +16,7 @@ from ragkv.runtime.arguments import check_kind
 
 from .passages import Metadata, Passage
 
-# `_NUL` is a NUL in JSON: it stands after an even number of backslashes.
+# A NUL in JSON: it stands after an even number of backslashes.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 TextNumbers = npt.NDArray[np.int64]  # numbers of distinct texts in the database
 Vectors = npt.NDArray[np.float32]

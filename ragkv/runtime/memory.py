@@ -10,18 +10,18 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-# `KERNEL_CACHES` is how many compiled kernels are kept, one for each shape of a product; a model's
+# How many compiled kernels are kept, one for each shape of a product; a model's
 # layers for one row need about ten.
 KERNEL_CACHES = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": 128,  # of the process
     "LRU_CACHE_CAPACITY": 1,  # of each thread, in front of the other
 }
 
-# `ARENAS` is how many areas of memory GNU libc takes from, and M_ARENA_MAX is the option's number.
+# How many areas of memory GNU libc takes from, and M_ARENA_MAX is the option's number.
 ARENAS = 2
 M_ARENA_MAX = -8
 
-_CGROUP = Path("/sys/fs/cgroup")  # `_CGROUP` has a container's limits (version 2).
+_CGROUP = Path("/sys/fs/cgroup")  # has the limits of a container (version 2)
 
 
 def available_bytes() -> int | None:

@@ -13,7 +13,7 @@ import ctypes
 from functools import cache
 from pathlib import Path
 
-_SOFT = 1  # `_SOFT` is OpenMP's omp_pause_soft.
+_SOFT = 1  # OpenMP's omp_pause_soft
 
 
 def release_threads() -> None:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from . import openmp
 
-# `FEATURES` are the instructions that matter here.
+# The instructions that matter here.
 FEATURES = (
     "avx2",
     "avx512f",
@@ -39,7 +39,7 @@ STAT = Path("/proc/stat")
 PERIOD_S = 0.1
 # Of a processor that others use by less than about half, a thread still gains.
 SHARED = 0.45
-# `FULL` is the load for each processor that is too much: our own threads alone make it 1.
+# The load for each processor that is too much: our own threads alone make it 1.
 FULL = 1.5
 
 

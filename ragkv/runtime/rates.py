@@ -5,7 +5,7 @@ from collections import deque
 
 from ragkv.errors import ConfigError
 
-# `WINDOW_S` is the time of which the rate is measured: what was stored already takes no time.
+# The time of which the rate is measured: what was stored already takes no time.
 WINDOW_S = 60.0
 
 

@@ -20,7 +20,7 @@ from .addresses import is_loopback
 from .files import make_private_folder, read_own, replace_file
 from .setting_values import build
 
-NAME = "server.json"  # `NAME` is the file in a home.
+NAME = "server.json"  # the file in a home
 # /readyz gives `LOADING` as the reason until questions are answered.
 LOADING = "The model is being loaded."
 

@@ -19,9 +19,9 @@ from ragkv.errors import ConfigError
 
 T = TypeVar("T")
 _FIXED = "fixed"  # marks the fields of `fixed`
-PREFIX = "RAGKV_"  # `PREFIX` begins the environment variables of settings.
-FILE_VARIABLE = "RAGKV_CONFIG"  # `FILE_VARIABLE` names the settings file, for commands.
-# `_KUBERNETES_NAME` are the variables that Kubernetes sets in every pod for a service whose name is
+PREFIX = "RAGKV_"  # begins the environment variables of settings
+FILE_VARIABLE = "RAGKV_CONFIG"  # names the settings file, for commands
+# The variables that Kubernetes sets in every pod for a service whose name is
 # `ragkv` or begins with `ragkv-`.
 _KUBERNETES_NAME = re.compile(
     r"RAGKV(_[A-Z0-9]+)*_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9]+)*|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"

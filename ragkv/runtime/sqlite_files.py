@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from .files import make_private_folder
 
-# `SETTLED_S` is how exact a file's time is at worst: on some file systems to a second.
+# How exact a file's time is at worst: on some file systems to a second.
 SETTLED_S = 1.0
 
 

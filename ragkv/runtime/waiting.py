@@ -24,10 +24,10 @@ T = TypeVar("T")
 
 Check = Callable[[], None]  # called before each batch; it may wait, and raises to end the work
 
-# `POLL_S` is how often `check` is called while a thread waits, which cannot wait for two events.
+# How often `check` is called while a thread waits, which cannot wait for two events.
 # Many threads may wait.
 POLL_S = 0.1
-# `QUANTUM_S` is how long an owner is served before another one is due that used less.
+# How long an owner is served before another one is due that used less.
 QUANTUM_S = 0.02
 
 

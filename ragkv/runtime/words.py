@@ -26,13 +26,13 @@ _RUNS = regex.compile(
     rf"(?V1)(?P<cut>{_UNSPACED}\p{{M}}*+)(?:{_UNSPACED}|\p{{M}})*+|{_LETTERS}(?:\p{{Pc}}++{_LETTERS})*+"
 )
 _ASCII_RUNS = re.compile(r"[^\W_]++(?:_++[^\W_]++)*+")
-# `_SARA_AM` are a nasal mark and a tone mark of Thai or Lao before a long a, in the order in which
+# A nasal mark and a tone mark of Thai or Lao before a long a, in the order in which
 # some type them.
 _SARA_AM = regex.compile("([\u0e4d\u0ecd])([\u0e48-\u0e4b\u0ec8-\u0ecb])(?=[\u0e32\u0eb2])")
-# `_CHARACTER` is one that a reader sees; a long a behind a nasal mark is a part of it, however both
+# One that a reader sees; a long a behind a nasal mark is a part of it, however both
 # are written.
 _CHARACTER = regex.compile(r"\X(?:(?<=[\u0e4d\u0ecd][\u0e48-\u0e4b\u0ec8-\u0ecb]?)[\u0e32\u0eb2])?")
-# `_LEFT_OUT` are the points of Hebrew and Arabic, the stretched line of Arabic, invisible joints,
+# The points of Hebrew and Arabic, the stretched line of Arabic, invisible joints,
 # and the dot that lower case gives to a Turkish capital I.
 _LEFT_OUT = regex.compile(
     "[\u0591-\u05c7\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06ed\u00ad\u200c\u200d]|(?<=i)\u0307"

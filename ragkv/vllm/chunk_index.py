@@ -17,11 +17,11 @@ from ragkv.types import Chunk, Excerpt
 
 log = logging.getLogger(__name__)
 
-# `HEAD_TOKENS` is by how many first tokens a chunk is looked up; shorter ones are not found.
+# By how many first tokens a chunk is looked up; shorter ones are not found.
 HEAD_TOKENS = 8
-# `MERGED_TOKENS` are the last tokens of a chunk that a tokenizer may merge with the text behind it.
+# The last tokens of a chunk that a tokenizer may merge with the text behind it.
 MERGED_TOKENS = 2
-SHARE_OF_TIME = 0.05  # `SHARE_OF_TIME` is the share of the time for reading the store's list.
+SHARE_OF_TIME = 0.05  # the share of the time for reading the store's list
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -22,7 +22,7 @@ from .settings import ConnectorSettings
 
 log = logging.getLogger(__name__)
 
-THREADS = 2  # `THREADS` is two: one computes, the other looks up entries and reads ahead.
+THREADS = 2  # two: one computes, the other looks up entries and reads ahead
 
 
 class PromptJob:

@@ -15,7 +15,7 @@ from ragkv.runtime import Closing, LeasePool
 from .chunk_index import ChunkIndex
 from .settings import ConnectorSettings
 
-# `MOST_ENTRIES` is how many entries of a store are listed, so also how many are found.
+# How many entries of a store are listed, so also how many are found.
 MOST_ENTRIES = 1_000_000
 
 

@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from ragkv.errors import ConfigError
 
-TESTED = ("0.32.0",)  # `TESTED` are the versions with which the tests passed.
+TESTED = ("0.32.0",)  # the versions with which the tests passed
 
 
 def check_interface(listed: str | None = None) -> None:

@@ -27,9 +27,9 @@ from .settings import ConnectorSettings
 
 log = logging.getLogger(__name__)
 
-# `IDLE_S` is how long a step that has nothing to compute waits for a prompt that is being fused.
+# How long a step that has nothing to compute waits for a prompt that is being fused.
 IDLE_S = 0.005
-MOST_NAMED = 4096  # `MOST_NAMED` is how many reports are kept until they are asked for.
+MOST_NAMED = 4096  # how many reports are kept until they are asked for
 
 
 @dataclass(frozen=True, slots=True)

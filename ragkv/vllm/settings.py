@@ -16,10 +16,10 @@ from ragkv.model import Adapter
 from ragkv.runtime.setting_values import build, gather, overlay
 from ragkv.store import TierKind, kinds_of
 
-# `FAMILIES` are those whose tokens the tests compare.
+# Those whose tokens the tests compare.
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 ROPE_TYPES = ("default", "llama3")
-# `KEPT_HISTORY` are the defaults of conversations: their KV is used as it is, and deleted when idle
+# The defaults of conversations: their KV is used as it is, and deleted when idle
 # for a week.
 KEPT_HISTORY = {"inexact_history": "keep", "ttl_s": 7 * 24 * 3600.0}
 

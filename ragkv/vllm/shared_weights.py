@@ -17,7 +17,7 @@ from ragkv.errors import UnsupportedModelError
 
 JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 PLAIN = ("o_proj", "down_proj")
-# `TOLERANCE` is by which share of the largest product two may differ.
+# By which share of the largest product two may differ.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-# `QUEUED_MESSAGES` is how many parts of a response the application may be ahead.
+# How many parts of a response the application may be ahead.
 QUEUED_MESSAGES = 64
 
 Headers = tuple[tuple[bytes, bytes], ...]

@@ -52,11 +52,11 @@ except ImportError as error:
 
 log = logging.getLogger(__name__)
 
-TRIES = 3  # `TRIES` is to how many replicas a request is sent, if they are lost.
+TRIES = 3  # to how many replicas a request is sent, if they are lost
 NAME = "ragkv"
 METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
 
-# `SCOPE` is what a replica gets of a request's ASGI scope: what can be sent to another process.
+# What a replica gets of a request's ASGI scope: what can be sent to another process.
 SCOPE = (
     "type",
     "asgi",
@@ -69,7 +69,7 @@ SCOPE = (
     "headers",
     "client",
 )
-# `ROUTERS` is the import path of each `serve.cluster.router`.
+# The import path of each `serve.cluster.router`.
 ROUTERS = {
     "sticky": "ragkv.cluster.ray.ray_app.StickyRouter",
     "round-robin": "ray.serve.experimental.round_robin_router.RoundRobinRouter",

@@ -16,9 +16,9 @@ from typing import Any
 
 from ragkv.api.documents.collection_folders import DEFAULT_COLLECTION
 
-# `LOAD_FACTOR` is how many times the mean of the requests in progress a replica gets at most.
+# How many times the mean of the requests in progress a replica gets at most.
 LOAD_FACTOR = 1.25
-# `PARSED_BYTES` is up to which size the front parses a body: all requests wait meanwhile.
+# Up to which size the front parses a body: all requests wait meanwhile.
 PARSED_BYTES = 1 << 20
 _SESSION = re.compile(r"/v1/sessions/([^/]+)")
 

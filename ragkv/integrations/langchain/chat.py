@@ -50,7 +50,7 @@ SAMPLING = (
 LOGPROBS = ("logprobs", "top_logprobs")
 TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 FUSION = ("ratio", "selector", "reuse")
-# `OWN` are the settings of a call: LangChain's names, ours, and the options of `Engine.stream`.
+# The settings of a call: LangChain's names, ours, and the options of `Engine.stream`.
 OWN = (
     "max_tokens",
     "documents",

@@ -22,8 +22,8 @@ from .tools import build_server
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-PATH = "/mcp"  # `PATH` is where the service has MCP.
-_FORWARDED = ("authorization", "host")  # `_FORWARDED` are the headers that its calls send, too.
+PATH = "/mcp"  # where the service has MCP
+_FORWARDED = ("authorization", "host")  # the headers that its calls send, too
 
 
 def mount(app: "FastAPI") -> None:

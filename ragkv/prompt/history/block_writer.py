@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# `SAVE_WAIT_S` is how long a turn's end, and a store's full write buffer, are waited for at most.
+# How long a turn's end, and a store's full write buffer, are waited for at most.
 SAVE_WAIT_S = 30.0
-# `LEAST_BUFFER_BYTES` is the size of the buffer where memory has no tier.
+# The size of the buffer where memory has no tier.
 LEAST_BUFFER_BYTES = 256 * MIB
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-# `_TEXT_SUFFIXES` are the usual endings of source code, configuration and markup, which are read as
+# The usual endings of source code, configuration and markup, which are read as
 # plain text.
 _TEXT_SUFFIXES = """.txt .text .md .markdown .mdx .rmd .qmd .rst .adoc .org .tex .log .json .jsonc .geojson
     .xml .yaml .yml .toml .ini .cfg .conf
@@ -18,9 +18,9 @@ _TEXT_SUFFIXES = """.txt .text .md .markdown .mdx .rmd .qmd .rst .adoc .org .tex
     .py .js .mjs .ts .jsx .tsx .css .scss .java .kt .scala .groovy .c .h .cc .cpp .cxx .hpp .cs .go .rs .swift .m .rb
     .php .pl .lua .r .jl .dart .ex .exs .erl .hs .ml .clj .lisp .sh .bash .zsh .fish .ps1 .bat .sql .proto .graphql
     .tf .cmake .gradle .vue .svelte"""
-# `_TEXT_NAMES` are the names of files without an ending that are text by custom.
+# The names of files without an ending that are text by custom.
 _TEXT_NAMES = "readme license licence notice copying authors changelog changes makefile dockerfile"
-# `_FORMATS` are the endings of what is more than text. `LOADERS` are all endings that a file in a
+# The endings of what is more than text. `LOADERS` are all endings that a file in a
 # folder may have.
 _FORMATS = (
     ".html",

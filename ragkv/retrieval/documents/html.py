@@ -27,7 +27,7 @@ BLOCKS = frozenset(_BLOCK_NAMES.split())
 HEADINGS = {f"h{level}": level for level in range(1, 7)}
 # The text of elements in `OWN_BUFFER` is taken as a whole at their end.
 OWN_BUFFER = frozenset({"pre", "td", "th", "title", "sub", "sup", *HEADINGS})
-# `GAPS` are what stands between two texts, from the weakest to the strongest.
+# What stands between two texts, from the weakest to the strongest.
 GAPS = ("", " ", "\n", "\n\n")
 # `MAX_DEPTH` elements may be open at once.
 MAX_DEPTH = 2000

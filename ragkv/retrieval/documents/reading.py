@@ -26,9 +26,9 @@ from ..values import Document
 AUTO = "auto"
 # The guess is made from the first `GUESS_BYTES` of a file.
 GUESS_BYTES = 256 * 1024
-# `WESTERN` is the encoding of most text that is not Unicode.
+# The encoding of most text that is not Unicode.
 WESTERN = "cp1252"
-# `LOST` is the name in a document's metadata of what could not be read, a list of sentences.
+# The name in a document's metadata of what could not be read, a list of sentences.
 LOST = "lost"
 # `NAMED_LOSSES` lost parts of a file are named, the others are counted.
 NAMED_LOSSES = 5

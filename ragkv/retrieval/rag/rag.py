@@ -35,7 +35,7 @@ from ragkv.types import Answer, Chunk, TokenEvent
 from .corpus import RagCorpus
 
 Order = Literal["best-last", "score", "document"]
-# `DEFAULT_K` is how many chunks a question gets, as in the evaluation of the CacheBlend paper.
+# How many chunks a question gets, as in the evaluation of the CacheBlend paper.
 DEFAULT_K = 6
 # Of the question before only so much is searched for: a client may have put documents before it.
 BEFORE_CHARS = 500

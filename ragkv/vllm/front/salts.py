@@ -12,7 +12,7 @@ import hmac
 import json
 import os
 
-# `SECRET_VARIABLE` is the environment variable with the shared secret.
+# The environment variable with the shared secret.
 SECRET_VARIABLE = "TENANT_SECRET"
 
 
