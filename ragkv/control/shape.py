@@ -45,7 +45,7 @@ class Shape:
         fused = len(plan.candidates)
         forced = plan.forced.numel()
         if not selector.uses_ratio:  # it selects none of the candidates, or all
-            fused, forced = 0, forced + (fused if selector.name == "all" else 0)
+            fused, forced = 0, forced + (fused if selector.recomputes_all else 0)
         kind = cls.kind(selector, layers)
         length = plan.token_ids.numel()
         return cls(fused, forced, length, *kind, plan.leading_rows, plan.unasked_rows)

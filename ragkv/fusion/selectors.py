@@ -52,6 +52,7 @@ class Selector(ABC):
 
     name: ClassVar[str]
     uses_ratio: ClassVar[bool] = True  # whether the choice depends on the ratio
+    recomputes_all: ClassVar[bool] = False  # whatever the ratio: the result is exact
 
 
 class StaticSelector(Selector):
@@ -117,6 +118,7 @@ class Everything(StaticSelector):
     """Recomputes every candidate, at any ratio."""
 
     name = "all"
+    recomputes_all = True
     uses_ratio = False
 
     def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:

@@ -23,7 +23,7 @@ from ragkv.store import (
     stored_bytes,
 )
 
-from .planning import plan_of, wanted, with_blocks
+from .planning import paired_with_history, plan_of, wanted
 from .prefix_blocks import PrefixBlocks
 from .prompt import Prompt, Task
 
@@ -74,7 +74,7 @@ class Lookup:
             return replace(run, lease=self._of_this_model(leases.enter_context(lease)))
 
         runs = wanted(prompt, method, frequencies)
-        found = [found_of(*one) for one in with_blocks(prompt, runs)]
+        found = [found_of(*one) for one in paired_with_history(prompt, runs)]
         missed = _missed_ids(prompt, found)
         # Otherwise only chunks wait that this request missed itself.
         if missed and not damaged and self._background.finish(missed.values(), task.work.check):
@@ -103,7 +103,7 @@ class Lookup:
         prompt = task.prompt
         runs = wanted(prompt, task.request.method, self._frequencies(prompt))
         entries = []
-        for run, block in with_blocks(prompt, runs):
+        for run, block in paired_with_history(prompt, runs):
             if run.state is SpanState.COMPUTED:
                 continue
             if block is not None:

@@ -68,7 +68,9 @@ def wanted(prompt: Prompt, method: Method, frequencies: str) -> list[Span]:
     return runs
 
 
-def with_blocks(prompt: Prompt, runs: Iterable[Span]) -> Iterator[tuple[Span, Block | None]]:
+def paired_with_history(
+    prompt: Prompt, runs: Iterable[Span]
+) -> Iterator[tuple[Span, Block | None]]:
     """Each run with the block of history that it is; `None`: it is none."""
     prefix = [None] if prompt.prefix else []
     return zip(runs, chain(prefix, prompt.blocks, repeat(None)), strict=False)
@@ -144,7 +146,7 @@ def plan_of(
         if span.chunk is not None and span.lease is None and span.state is not SpanState.COMPUTED
     )
     spans = list[Span]()
-    for span, block in with_blocks(prompt, found):
+    for span, block in paired_with_history(prompt, found):
         if span.kind is SpanKind.HISTORY:
             spans.append(_history(span, block, method))
         elif span.state is SpanState.COMPUTED or span.kind is SpanKind.PREFIX:
@@ -156,7 +158,7 @@ def plan_of(
         else:
             spans += _stored_chunk(span, span.lease, frequencies)
     if earlier:
-        spans = _with_blocks(spans, earlier, prompt.body_start)
+        spans = _reusing_earlier_prompts(spans, earlier, prompt.body_start)
     notes = (*_lost_notes(prompt, lost), *_away_notes(method, away, missed))
     return Plan.of(torch.tensor(prompt.token_ids), spans, missed, tuple(lost), notes)
 
@@ -188,7 +190,9 @@ def _stored_chunk(span: Span, lease: Lease, frequencies: str) -> Iterator[Span]:
         yield replace(fused, start=cut, offset=span.offset + LEADING_TOKENS)
 
 
-def _with_blocks(spans: Sequence[Span], blocks: Sequence[Lease], start: int) -> list[Span]:
+def _reusing_earlier_prompts(
+    spans: Sequence[Span], blocks: Sequence[Lease], start: int
+) -> list[Span]:
     """`spans` with the tokens that `blocks` hold, from position `start` on, reused exactly."""
     changed: list[Span] = []
     places = []

@@ -12,7 +12,7 @@ from ragkv.control import Method
 from ragkv.fusion import Plan, SpanKind, SpanState, make_selector
 from ragkv.prompt import Prompt
 from ragkv.prompt.history import Block, Chain, History
-from ragkv.prompt.planning import LEADING_TOKENS, plan_of, wanted, with_blocks
+from ragkv.prompt.planning import LEADING_TOKENS, paired_with_history, plan_of, wanted
 from ragkv.store import Entry, EntryInfo, Identity, MemoryLease, ids_digest
 
 PREFIX = (1, 2)
@@ -61,7 +61,7 @@ def planned(
     """
     blocks = iter(leases)
     found = []
-    for run, block in with_blocks(prompt, wanted(prompt, method, HERE)):
+    for run, block in paired_with_history(prompt, wanted(prompt, method, HERE)):
         lease = prefix if run.kind is SpanKind.PREFIX else None
         if block is not None:
             lease = next(blocks)
