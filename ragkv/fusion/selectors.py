@@ -26,7 +26,7 @@ from .plan import Candidates
 
 # Where in a model's depth the question asks. The layers above choose no better, and they load while
 # those below are recomputed (docs/research/selection.md).
-ASKED = (0.5, 0.73)
+ASKED = (0.5, 0.83)
 
 
 def budget(ratio: float, count: int) -> int:
