@@ -258,8 +258,12 @@ class Engine(Closing):
         with ExitStack() as held:
             work = held.enter_context(self.scheduler.request(request.deadline_s, request.cancel))
             turn = None
-            if session is not None and keep:
-                turn = held.enter_context(self._conversations.turn(session, work))
+            if session is not None:
+                self._conversations.check_usable(session)
+                if keep:
+                    turn = held.enter_context(self._conversations.turn(session, work))
+                else:
+                    self._conversations.bring_up_to_date(session)
             past = (session.history, session.notes) if session else ()
             prompt = self.intake.prompt(request, *past)
             request = replace(request, max_new_tokens=prompt.answer_tokens)

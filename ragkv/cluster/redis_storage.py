@@ -31,7 +31,7 @@ from ragkv.conversations.manifest import (
 )
 from ragkv.conversations.session import Session
 from ragkv.conversations.storage import SessionStorage, StoredState
-from ragkv.errors import RemoteError, SessionConflictError, SessionUnavailableError
+from ragkv.errors import InputError, RemoteError, SessionConflictError, SessionUnavailableError
 from ragkv.prompt.history import SessionState
 from ragkv.store import EntryKey, Identity, RemoteStats
 
@@ -146,7 +146,7 @@ class RedisStorage(SessionStorage):
 
     def save(self, session: Session, state: SessionState) -> None:
         """See `SessionStorage`. Raises `SessionConflictError` if the version on the server is not
-        the session's.
+        the session's, and `InputError` for a state that is too large to be read again.
 
         If the server did not answer it may have this state.
         """
@@ -155,6 +155,11 @@ class RedisStorage(SessionStorage):
         summary = Summary.of(session_id, state, self._base)
         version = secrets.token_hex(8)
         data = encode(summary, state, self._base, self._secret)
+        if len(data) > MANIFEST_BYTES:  # `load` would call it damaged
+            raise InputError(
+                f"Conversation {session_id!r} would be {len(data)} bytes, and {MANIFEST_BYTES} are "
+                "kept at most; this turn is not part of it. Begin another conversation."
+            )
         arguments = known or "", version, data, session_id, summary.to_json()
         if not self._call(lambda: self._run(SAVE, session_id, *arguments)):
             raise SessionConflictError(

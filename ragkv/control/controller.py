@@ -2,7 +2,7 @@
 
 Holds the engine's profile, which is read when the engine opens.
 Without a profile a request is served at r*, and its report says why; a prompt of which fusing would
-compute most rows is computed whole. An error of the controller never fails a request. What requests
+compute most rows is computed whole. A tier that was not measured counts as no profile. What requests
 took is compared with the profile's estimate, and corrects the speeds once it is clearly another.
 With a profile, a chunk is computed if shared storage would load it slower, also when the caller
 gave the ratio. The speed of the latest reads counts there, and not the speed when the profile was
@@ -86,10 +86,7 @@ class Controller:
         self._on_profile = on_profile
         self._profile: Profile | None = None
         self._refusal = ""  # why there is none
-        self._steady = Steady()
-        # By tier or COMPUTE: what the latest requests took, over the profile's estimate.
-        self._outcomes: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=OUTCOMES))
-        self._seen_at: defaultdict[str, float] = defaultdict(time.monotonic)
+        self._forget_outcomes()
         self._read_profile()
 
     @cached_property
@@ -144,7 +141,15 @@ class Controller:
         """Use `profile` from now on. Raises `ProfileError` if it is of another model or machine."""
         profile.check(self.subject)
         self._profile = profile
+        self._forget_outcomes()
         self._on_profile(profile)
+
+    def _forget_outcomes(self) -> None:
+        """Begin without corrections: what requests took was compared with another profile."""
+        self._steady = Steady()
+        # By tier or COMPUTE: what the latest requests took, over the profile's estimate.
+        self._outcomes: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=OUTCOMES))
+        self._seen_at: defaultdict[str, float] = defaultdict(time.monotonic)
 
     def decide(self, plan: Plan, method: Method) -> Decided:
         """Choose the spans to compute instead of load and, if `method` leaves it open, the ratio.
@@ -168,7 +173,7 @@ class Controller:
         try:
             profile, corrected = self._corrected()
             if method.controlled:
-                decision = decide(profile, shape, loads, ratio, self.prices)
+                decision = decide(profile, shape, loads, ratio)
             else:
                 speeds = self._speeds()
                 loads = [replace(one, fixed=one.fixed or one.tier not in speeds) for one in loads]

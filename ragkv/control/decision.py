@@ -45,7 +45,6 @@ class Decision:
     """A decision of the controller."""
 
     ratio: float  # recompute ratio
-    tier: str | None  # where these entries should be stored; None if no tier was to be chosen
     computed: tuple[int, ...]  # indices of the loads that are computed instead, ascending
     ttft_s: float  # estimate under this decision
     why: tuple[str, ...]  # short sentences with numbers
@@ -64,7 +63,7 @@ def choose_ratio(
     if shape.fused_tokens and _waits(profile, shape, r_star, loads):
         ratio = _highest_step(lambda step: at_s(step) <= least_s * (1 + SLACK), r_star)
     why = _why_ratio(profile, shape, loads, r_star, ratio)
-    return Decision(ratio, None, (), at_s(ratio), (why,))
+    return Decision(ratio, (), at_s(ratio), (why,))
 
 
 def _highest_step(costs_nothing: Callable[[float], bool], r_star: float) -> float:
@@ -80,7 +79,7 @@ def _highest_step(costs_nothing: Callable[[float], bool], r_star: float) -> floa
 
 def choose_tier(
     profile: Profile, shape: Shape, ratio: float, prices: PricesConfig, loads: Sequence[Load]
-) -> Decision:
+) -> str:
     """The cheapest of `DEVICES` that does not delay the first token: by `DELAY` at most, against the
     fastest one.
 
@@ -96,13 +95,7 @@ def choose_tier(
     usd = {name: storage_cost(profile, tokens, name, prices) for name in there}
     least_s = min(first_s.values())
     quick = [name for name in there if first_s[name] <= least_s * DELAY]
-    best = min(quick, key=lambda name: (usd[name], first_s[name]))
-    costs = ", ".join(f"{name} {_ms(first_s[name])} and ${usd[name]:.2g}" for name in there)
-    why = (
-        f"{best} is the cheapest storage that does not delay the first token "
-        f"(of {tokens} stored tokens at {ratio:.0%}, and a month: {costs})"
-    )
-    return Decision(ratio, best, (), first_s[best], (why,))
+    return min(quick, key=lambda name: (usd[name], first_s[name]))
 
 
 def belongs_in_memory(
@@ -125,8 +118,8 @@ def belongs_in_memory(
     fused = count * tokens
     length = fused + QUESTION_TOKENS
     shape = replace(like, fused_tokens=fused, forced_rows=QUESTION_TOKENS, prompt_tokens=length)
-    found = choose_tier(profile, shape, r_star, prices, [Load("memory", tokens)] * count)
-    return found.tier == "memory"
+    loads = [Load("memory", tokens)] * count
+    return choose_tier(profile, shape, r_star, prices, loads) == "memory"
 
 
 class Steady:
@@ -171,7 +164,7 @@ def choose_computed(
     def without(chosen: Sequence[int]) -> Decision:
         remaining, shape_without = _without(shape, loads, chosen)
         took_s = ttft_s(profile, shape_without, ratio, remaining)
-        return Decision(ratio, None, tuple(sorted(chosen)), took_s, ())
+        return Decision(ratio, tuple(sorted(chosen)), took_s, ())
 
     found = [without(slow[:count]) for count in range(len(slow) + 1)]
     best = min(found, key=lambda one: (one.ttft_s, len(one.computed)))
@@ -214,23 +207,18 @@ def _front(
     return near[-1] if near else best
 
 
-def decide(
-    profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float, prices: PricesConfig
-) -> Decision:
-    """All for one request: which entries to compute at r*, the ratio for the others, and the
-    cheapest tier.
+def decide(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float) -> Decision:
+    """All for one request: which entries to compute at r*, and the ratio for the others.
 
     If fusing does not pay, every fused entry is computed.
     """
     computed = choose_computed(profile, shape, loads, r_star)
     remaining, shape_without = _without(shape, loads, computed.computed)
     chosen = choose_ratio(profile, shape_without, remaining, r_star)
-    tier = choose_tier(profile, shape, r_star, prices, loads) if loads else None
     fused = [
         i for i, load in enumerate(loads) if is_fused_chunk(load) and i not in computed.computed
     ]
     exact_s = recompute_ttft_s(profile, shape_without, remaining)
-    tier_name, tier_why = (tier.tier, tier.why) if tier else (None, ())
     if fused and shape_without.fused_tokens and not pays(chosen.ttft_s, exact_s):
         why = (
             f"fusing does not pay for {shape_without.fused_tokens} tokens: they are computed, "
@@ -238,11 +226,9 @@ def decide(
             f"(first token {_ms(exact_s)}, fused {_ms(chosen.ttft_s)})"
         )
         everything = tuple(sorted((*fused, *computed.computed)))
-        return Decision(
-            chosen.ratio, tier_name, everything, exact_s, (*computed.why, why, *tier_why)
-        )
-    reasons = (*computed.why, *chosen.why, *tier_why)
-    return Decision(chosen.ratio, tier_name, computed.computed, chosen.ttft_s, reasons)
+        return Decision(chosen.ratio, everything, exact_s, (*computed.why, why))
+    reasons = (*computed.why, *chosen.why)
+    return Decision(chosen.ratio, computed.computed, chosen.ttft_s, reasons)
 
 
 def _waits(profile: Profile, shape: Shape, ratio: float, loads: Sequence[Load]) -> bool:

@@ -123,16 +123,32 @@ class Conversations:
                 if not self.storage.shared:  # otherwise `refresh` reads its state
                     self._load(session)
             self._set_ttl(session, ttl_s)  # before the refresh, which may find the session expired
-        # otherwise a turn runs, and the next one refreshes the session
+        self.bring_up_to_date(session)
+        with self._lock:
+            # again, because the refresh may have read a state with another ttl
+            self._set_ttl(session, ttl_s)
+        return session
+
+    def check_usable(self, session: Session) -> None:
+        """Raise `InputError` if `session` was deleted, or is another engine's, which has its blocks
+        and its manifest.
+        """
+        session.check_exists()
+        if session.owner is not self:
+            raise InputError(
+                f"Session {session.session_id!r} is another engine's: ask that engine, or get one "
+                "of this engine with its `session`."
+            )
+
+    def bring_up_to_date(self, session: Session) -> None:
+        """Refresh a session that is only read. If a turn of it runs, the next one refreshes
+        it.
+        """
         if session.lock.acquire(blocking=False):
             try:
                 self.refresh(session)
             finally:
                 session.lock.release()
-        with self._lock:
-            # again, because the refresh may have read a state with another ttl
-            self._set_ttl(session, ttl_s)
-        return session
 
     def unsaved(
         self, session_id: str, past: Session | None = None, notes: Sequence[str] = ()

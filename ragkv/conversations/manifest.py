@@ -89,7 +89,8 @@ def encode(
     table: list[Any] = []
     histories: list[Any] = []
     before = History()
-    for history in (*(turn.began for turn in state.turns), state.history):
+    kept = [turn.began for turn in state.turns if turn.began is not None]
+    for history in (*kept, state.history):
         same_blocks = _common(before.blocks, history.blocks)
         new_blocks = []
         for block in history.blocks[same_blocks:]:
@@ -117,7 +118,8 @@ def encode(
         "created_at": state.created_at,
         "turns": [turn.at for turn in state.turns],
         "blocks": table,
-        # at the start of each turn, then the current one; each as a change of the previous one
+        # at the start of each of the last turns, then the current one; each as a change of the
+        # previous one
         "histories": histories,
     }
     rest = f"{summary.to_json()}\n{json.dumps(body, separators=(',', ':'))}\n".encode()
@@ -165,9 +167,9 @@ def decode(session_id: str, data: bytes, base: Identity, secret: str | None = No
             (*before.parts[:same_parts], *parts),
         )
         histories.append(before)
-    turns = tuple(
-        PastTurn(began, at) for began, at in zip(histories[:-1], body["turns"], strict=True)
-    )
+    forgotten = [None] * (len(body["turns"]) - len(histories[:-1]))
+    began = (*forgotten, *histories[:-1])
+    turns = tuple(map(PastTurn, began, body["turns"]))
     used_at = summary["used_at"]
     ttl_s = summary["ttl_s"]
     title = summary["title"]

@@ -10,7 +10,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ragkv.errors import InputError
-from ragkv.prompt.history import Block, History, Part, PartKind, SessionState, merged
+from ragkv.prompt.history import (
+    REWINDABLE,
+    Block,
+    History,
+    Part,
+    PartKind,
+    SessionState,
+    merged,
+)
 from ragkv.runtime import acquired, no_check
 from ragkv.scheduling import Work
 
@@ -104,17 +112,17 @@ class Session:
     def rewind(self, turns: int = 1) -> None:
         """Go back to before the last `turns` turns, to ask again or ask differently.
 
-        Raises `InputError` if there are fewer turns.
+        Raises `InputError` if there are fewer turns, or for more than `REWINDABLE`.
         """
         with self.held():
             past = self.state.turns
-            if not 1 <= turns <= len(past):
+            began = past[-turns].began if 1 <= turns <= len(past) else None
+            if began is None:
                 raise InputError(
-                    f"Cannot rewind {turns} turns: {self.session_id!r} has {len(past)}."
+                    f"Cannot rewind {turns} turns: {self.session_id!r} has {len(past)}, and goes "
+                    f"back by at least 1 and at most {REWINDABLE}."
                 )
-            self.owner.commit(
-                self, replace(self.state, turns=past[:-turns], history=past[-turns].began)
-            )
+            self.owner.commit(self, replace(self.state, turns=past[:-turns], history=began))
 
     def discard(self, ranges: Iterable[tuple[int, int]]) -> int:
         """Drop these ranges of indices from the history now; returns how many tokens were
@@ -157,6 +165,13 @@ class Session:
             self.owner.commit(self, replace(self.state, history=history))
         return len(before) - len(history)
 
+    def check_exists(self) -> None:
+        """Raise `InputError` if the session was deleted."""
+        if self.deleted:
+            raise InputError(
+                f"Session {self.session_id!r} was deleted; ask the engine for a new one."
+            )
+
     @contextmanager
     def held(self, work: Work | None = None) -> Iterator[None]:
         """Hold the session, and bring it up to date. Raises what `work` raises while this thread
@@ -171,10 +186,7 @@ class Session:
                 "close its stream first."
             )
         with acquired(self.lock, no_check if work is None else work.check):
-            if self.deleted:
-                raise InputError(
-                    f"Session {self.session_id!r} was deleted; ask the engine for a new one."
-                )
+            self.check_exists()
             self._thread = threading.get_ident()
             try:
                 self.owner.refresh(self)

@@ -22,7 +22,8 @@ from ragkv.prompt.history import (
     History,
     Part,
     PartKind,
-    PastTurn,
+    SessionState,
+    with_turn,
 )
 from ragkv.runtime import Closing
 from ragkv.store import EntryKey, TurnSize, conversation_group, ids_digest
@@ -121,14 +122,24 @@ class Turn(Closing):
             replace(part, turn=len(self._before.turns)) for part in parts if len(part)
         )
         history = History(tuple(self._blocks), whole[self._at :], self._history.parts + own_parts)
-        turns = (*self._before.turns, PastTurn(self._before.history, self._owner.clock()))
-        self._session.notes, notes = (), self._wait_for_writer()
+        turns = with_turn(self._before.turns, self._before.history, self._owner.clock())
+        notes = self._wait_for_writer()
         state = self._session.state
         title = state.title or self._session.first_title
-        self._owner.commit(self._session, replace(state, turns=turns, history=history, title=title))
+        self._commit(replace(state, turns=turns, history=history, title=title))
         self._ended = True
         self._drop_unused()
         return notes
+
+    def _commit(self, state: SessionState) -> None:
+        """Commit the session's state. Its notes were reported, and stay only if this raises."""
+        told = self._session.notes
+        self._session.notes = ()  # before the commit: the write that it begins may leave a new one
+        try:
+            self._owner.commit(self._session, state)
+        except BaseException:
+            self._session.notes = told
+            raise
 
     def close(self) -> None:
         """Delete the blocks of a turn that did not end. Does nothing after `end`."""

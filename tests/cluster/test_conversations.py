@@ -98,6 +98,18 @@ def test_the_second_of_two_concurrent_turns_gets_an_error_and_the_first_is_kept(
         is_full_prefill(here, here.session("s"), 5)
 
 
+def test_a_state_too_large_to_be_read_again_is_refused_and_the_one_before_is_kept(
+    tmp_path: Path, config: RedisConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with replicas(tmp_path, config, 2) as (here, there):
+        ids = talk(here, turns=1).token_ids
+        monkeypatch.setattr("ragkv.cluster.redis_storage.MANIFEST_BYTES", 100)
+        with pytest.raises(InputError, match="at most"):
+            ask(here, here.session("s"), 1)
+        monkeypatch.undo()
+        assert here.session("s").token_ids == there.session("s").token_ids == ids
+
+
 def test_concurrent_replicas_lose_no_turn(tmp_path: Path, config: RedisConfig) -> None:
     """Three replicas ask four times each, and repeat a turn after a conflict: twelve turns."""
     conflicts: list[int] = []

@@ -108,8 +108,7 @@ class TestTier:
         quick = [name for name in speeds if first[name] <= DELAY * min(first.values())]
         # never chosen
         with_shared = dataclasses.replace(made, tiers={**speeds, "redis": TierSpeed(0.0, 0.0)})
-        best = choose_tier(with_shared, SHAPE, ratio, price, LOADS).tier
-        assert best is not None
+        best = choose_tier(with_shared, SHAPE, ratio, price, LOADS)
         assert best in quick
         usd = {name: storage_cost(made, 1, name, price) for name in quick}
         assert usd[best] == min(usd.values())
@@ -120,7 +119,7 @@ class TestTier:
         checked = dataclasses.replace(hidden, hindered_s_per_byte=0.002 / 1000)
         for speed, best in ((hidden, "disk"), (checked, "memory")):
             made = profile(tiers={"disk": speed, "memory": TierSpeed(0.0, 0.0)})
-            assert choose_tier(made, SHAPE, 0.15, PricesConfig(), LOADS).tier == best
+            assert choose_tier(made, SHAPE, 0.15, PricesConfig(), LOADS) == best
 
     @pytest.mark.parametrize(
         ("layer_s", "used", "room", "expected"),
@@ -250,11 +249,10 @@ class TestDecide:
             made, recompute=RecomputeFit(0.0, 0.0, 0.02, 0.0), prefill=slow_prefill
         )
         loads = [Load("disk", 100), Load("redis", 20)]
-        decision = decide(made, Shape(120, 10, 130), loads, 0.15, PricesConfig())
+        decision = decide(made, Shape(120, 10, 130), loads, 0.15)
         assert decision.computed == (1,)
         assert decision.ratio == pytest.approx((1.6 - 0.02 * 30) / 2.0)
-        assert decision.tier == "memory"
-        assert len(decision.why) == 3
+        assert len(decision.why) == 2
         assert decision.ttft_s <= ttft_s(made, Shape(120, 10, 130), 0.15, loads)
 
     @given(
@@ -277,10 +275,10 @@ class TestDecide:
         )
         fused = sum(load.tokens for load in loads if load.fused)
         shape = Shape(fused, 5, 5 + sum(load.tokens for load in loads), selection)
-        decision = decide(made, shape, loads, r_star, PricesConfig())
+        decision = decide(made, shape, loads, r_star)
         assert decision.ttft_s <= ttft_s(made, shape, r_star, loads) * MARGIN * DELAY * (1 + 1e-9)
         assert r_star <= decision.ratio <= 1
 
-    def test_without_loads_the_decision_is_r_star_without_a_tier(self) -> None:
-        decision = decide(profile(), Shape(0, 10, 10), [], 0.15, PricesConfig())
-        assert (decision.ratio, decision.tier, decision.computed) == (0.15, None, ())
+    def test_without_loads_the_decision_is_r_star(self) -> None:
+        decision = decide(profile(), Shape(0, 10, 10), [], 0.15)
+        assert (decision.ratio, decision.computed) == (0.15, ())

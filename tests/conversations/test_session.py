@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ragkv import Engine
-from ragkv.errors import InputError
+from ragkv.errors import InputError, SessionUnavailableError
 from tests.engine.helpers import A, B
 from tests.scheduling.helpers import until
 
@@ -93,6 +93,68 @@ class TestRewind:
     def test_rewinding_more_turns_than_there_are_is_refused(self, turns: int) -> None:
         with engine_at(None) as engine, pytest.raises(InputError, match="has 3"):
             talk(engine).rewind(turns)
+
+    def test_the_last_turns_can_be_rewound_and_a_manifest_has_no_older_ones(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("ragkv.prompt.history.history.REWINDABLE", 2)
+        with engine_at(tmp_path) as engine:
+            began = talk(engine, turns=3).token_ids
+            _ = talk(engine, turns=5)
+        (manifest,) = tmp_path.glob("sessions/*.json")
+        assert len(json.loads(manifest.read_text().splitlines()[2])["histories"]) == 2 + 1
+        with engine_at(tmp_path) as engine:
+            session = engine.session("s")
+            assert session.turns == 5
+            with pytest.raises(InputError, match="has 5"):
+                session.rewind(3)
+            session.rewind(2)
+            assert (session.turns, session.token_ids) == (3, began)
+            ask(engine, session, 3)
+            is_full_prefill(engine, session, 4)
+
+
+class TestUsable:
+    def test_a_session_of_another_engine_is_refused_and_neither_engine_gains_a_turn(
+        self, tmp_path: Path
+    ) -> None:
+        with engine_at(tmp_path / "one") as one, engine_at(tmp_path / "other") as other:
+            session = talk(one, turns=1)
+            with pytest.raises(InputError, match="another engine's"):
+                ask(other, session, 1)
+            with pytest.raises(InputError, match="another engine's"):
+                other.prefill(question(1), session=session)
+            assert (session.turns, other.conversations.ids()) == (1, ())
+
+    def test_a_prefill_over_a_deleted_session_is_refused(self, engine: Engine) -> None:
+        session = talk(engine, turns=1)
+        session.delete()
+        with pytest.raises(InputError, match="was deleted"):
+            engine.prefill(question(1), session=session)
+
+    def test_a_prefill_reads_no_history_that_was_idle_for_too_long(self, tmp_path: Path) -> None:
+        with engine_at(tmp_path, session={"ttl_s": 10.0}) as engine:
+            clock = Clock(engine)
+            session = talk(engine, turns=1)
+            clock.now += 11.0
+            prefill = engine.prefill(question(1), session=session)
+            assert prefill.token_ids.tolist() == [1, *question(1)]
+
+    def test_a_turn_that_cannot_be_saved_keeps_the_notes_for_the_next_one(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        session = talk(engine, turns=1)
+        session.notes = ("told once",)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.conversations.storage, "save", _fail)
+            with pytest.raises(SessionUnavailableError):
+                ask(engine, session, 1)
+        assert "told once" in ask(engine, session, 1).reuse.notes
+        assert session.notes == ()
+
+
+def _fail(*_: object) -> None:
+    raise SessionUnavailableError("no server")
 
 
 class TestDelete:

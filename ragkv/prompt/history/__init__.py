@@ -5,6 +5,7 @@ store.
 from .block_writer import SAVE_WAIT_S, BlockWriter
 from .history import (
     EMPTY,
+    REWINDABLE,
     Block,
     Chain,
     History,
@@ -13,6 +14,7 @@ from .history import (
     PastTurn,
     SessionState,
     exact_blocks,
+    with_turn,
 )
 from .truncation import TDLS, fitted, merged
 
@@ -26,9 +28,11 @@ __all__ = [
     "Part",
     "PartKind",
     "PastTurn",
+    "REWINDABLE",
     "SAVE_WAIT_S",
     "TDLS",
     "exact_blocks",
     "fitted",
     "merged",
+    "with_turn",
 ]

@@ -123,15 +123,27 @@ class History:
 
 
 EMPTY = History()
+REWINDABLE = 32  # So many turns can be taken back at most.
 
 
 @dataclass(frozen=True, slots=True)
 class PastTurn:
     """A turn that was answered."""
 
-    # the history before the turn, before anything was truncated for it; `rewind` restores it
-    began: History
+    # the history before the turn, before anything was truncated for it; `rewind` restores it.
+    # None: more than `REWINDABLE` turns ago
+    began: History | None
     at: float  # when the turn ended, seconds since the epoch
+
+
+def with_turn(turns: tuple[PastTurn, ...], began: History, at: float) -> tuple[PastTurn, ...]:
+    """`turns` and one more, of which the last `REWINDABLE` keep their history.
+
+    Each turn saves all of it anew, and histories that were truncated share nothing.
+    """
+    older = turns[: 1 - REWINDABLE]
+    newer = turns[1 - REWINDABLE :]
+    return (*(replace(turn, began=None) for turn in older), *newer, PastTurn(began, at))
 
 
 @dataclass(frozen=True, slots=True)
