@@ -121,6 +121,7 @@ class Intake:
         stop = options.get("stop", ())
         check_kind("max_new_tokens", max_new_tokens, int)
         check_kind("stop", stop, str, Iterable)
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)  # an iterator is read only once
         if max_new_tokens < 1:
             raise InputError(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
         logprobs = options.get("logprobs")
@@ -130,7 +131,7 @@ class Intake:
                 f"logprobs is {logprobs!r}; it must be a whole number in [0, {MAX_LOGPROBS}], or "
                 "None."
             )
-        TextStream(self._tokenizer, stop)  # raises for stop strings without a tokenizer
+        TextStream(self._tokenizer, stops)  # raises for stop strings without a tokenizer
         form = options.get("response_format")
         check_kind("response_format", form, ResponseFormat, type(None))
         sampling = Sampling.of(options) if SETTINGS & options.keys() else GREEDY
@@ -138,7 +139,7 @@ class Intake:
         return replace(
             request,
             max_new_tokens=max_new_tokens,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            stop=stops,
             logprobs=logprobs,
             grammar=None if form is None else self._compiled(form, request),
             sampling=sampling,

@@ -76,7 +76,7 @@ class Lookup:
         runs = wanted(prompt, method, frequencies)
         found = [found_of(*one) for one in paired_with_history(prompt, runs)]
         missed = _missed_ids(prompt, found)
-        # Otherwise only chunks wait that this request missed itself.
+        # After damage the only chunks that wait are our own, so waiting would be for ourselves.
         if missed and not damaged and self._background.finish(missed.values(), task.work.check):
             found = [found_of(run, None) if run.chunk in missed else run for run in found]
             missed = _missed_ids(prompt, found)

@@ -181,7 +181,9 @@ def _stored_chunk(span: Span, lease: Lease, frequencies: str) -> Iterator[Span]:
     if span.state is SpanState.FUSED:
         yield span
     elif not info.is_expected:  # encoded directly after the prefix, as in this prompt
-        yield span if info.lossless and info.frequencies == frequencies else fused
+        # an excerpt that begins later saw tokens of its chunk that are not in the prompt
+        is_exact = info.lossless and info.frequencies == frequencies and not span.offset
+        yield span if is_exact else fused
     elif len(span) <= LEADING_TOKENS:
         yield computed
     else:

@@ -59,6 +59,7 @@ class Prefiller:
         damaged: dict[EntryKey, str] = {}
         lookup_s = 0.0
         alone = False  # whether the prompt may not share its pass
+        deletions = self._prefix_blocks.deletions
         while True:
             with ExitStack() as leases:
                 began = time.perf_counter()
@@ -66,12 +67,12 @@ class Prefiller:
                     self._lookup.plan(task, damaged, leases), task.request.method
                 )
                 record = self._recording(task, decided.plan)
-                prompt = leases.enter_context(self._prepared(task, decided, record))
+                passing = leases.enter_context(self._prepared(task, decided, record))
                 lookup_s += time.perf_counter() - began
-                rows = inf if alone else prompt.rows
-                self._scheduler.prefills.run(prompt, rows, task.work, self._compute)
+                rows = inf if alone else passing.rows
+                self._scheduler.prefills.run(passing, rows, task.work, self._compute)
                 try:
-                    passed = prompt.result()
+                    passed = passing.result()
                 except EntryDamagedError as error:
                     damaged[error.key] = str(error)
                     continue
@@ -80,7 +81,7 @@ class Prefiller:
             alone = True  # a pass with other prompts failed
         self._fusor.learn(passed)
         self._controller.learn(decided, passed)
-        self._keep_blocks(task, decided.plan, record)
+        self._keep_blocks(task, decided.plan, record, deletions)
         return self._prefilled(task, decided, passed, record, lookup_s, tuple(damaged.values()))
 
     def _prepared(
@@ -151,11 +152,13 @@ class Prefiller:
         start = len(prompt.prefix) + sum(map(len, reused))
         return self._adapter.new_recording(start, length + task.request.max_new_tokens)
 
-    def _keep_blocks(self, task: Task, plan: Plan, record: Recording | None) -> None:
+    def _keep_blocks(
+        self, task: Task, plan: Plan, record: Recording | None, deletions: int
+    ) -> None:
         """Keep the KV of a prompt that was computed exactly, for later ones that begin like it."""
         if record is not None and task.request.method.reuse == "prefix":
             frequencies = self._adapter.rope.frequencies(plan.token_ids.numel())
-            self._prefix_blocks.keep(task.prompt, frequencies, record)
+            self._prefix_blocks.keep(task.prompt, frequencies, record, deletions)
 
     def _turn_kv(
         self, task: Task, plan: Plan, passed: Passed, record: Recording | None

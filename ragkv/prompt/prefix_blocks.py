@@ -30,7 +30,13 @@ class PrefixBlocks:
         self._capacity_bytes = capacity_bytes
         self._used_bytes = 0
         self._entries: OrderedDict[str, Entry] = OrderedDict()  # by context and ids
+        self._deletions = 0
         self._lock = threading.Lock()
+
+    @property
+    def deletions(self) -> int:
+        """How often `forget` was called: a request asks before it looks up, and tells `keep`."""
+        return self._deletions
 
     def find(self, prompt: Prompt, frequencies: str) -> tuple[MemoryLease, ...]:
         """The blocks with which the prompt goes on after its history, without its last token."""
@@ -44,8 +50,11 @@ class PrefixBlocks:
                 found.append(MemoryLease(entry))
         return tuple(found)
 
-    def keep(self, prompt: Prompt, frequencies: str, record: Recording) -> None:
-        """Keep the blocks of a prompt whose raw KV `record` has."""
+    def keep(self, prompt: Prompt, frequencies: str, record: Recording, deletions: int) -> None:
+        """Keep the blocks of a prompt whose raw KV `record` has.
+
+        None is kept if a chunk was deleted since there were `deletions`: it may be in any of them.
+        """
         layers, _, kv_heads, _, head_dim = record.kv.shape
         for name, at, ids in _names(prompt, frequencies):
             with self._lock:
@@ -56,16 +65,20 @@ class PrefixBlocks:
             identity = replace(self._identity, context=name, behind="")
             shape = (layers, kv_heads, head_dim)
             info = EntryInfo(identity.key(ids), identity, ids, frequencies, *shape)
-            self._add(name, Entry(info, kv))
+            self._add(name, Entry(info, kv), deletions)
 
     def forget(self) -> None:
         """Drop all blocks, because a deleted chunk may be in any of them."""
         with self._lock:
+            self._deletions += 1
             self._entries.clear()
             self._used_bytes = 0
 
-    def _add(self, name: str, entry: Entry) -> None:
+    def _add(self, name: str, entry: Entry, deletions: int) -> None:
         with self._lock:
+            # while the block was copied, another request may have kept it
+            if name in self._entries or deletions != self._deletions:
+                return
             self._entries[name] = entry
             self._used_bytes += entry.info.size_bytes
             while self._used_bytes > self._capacity_bytes and self._entries:

@@ -82,6 +82,13 @@ def test_no_part_of_a_stop_string_is_streamed(
     assert "".join(event.text for event in events) == left
 
 
+def test_stop_strings_may_come_from_an_iterator(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(engine, "one END two", monkeypatch)
+    assert run(engine, stop=iter(["END"]))[1].text == "one "
+
+
 def test_an_answer_that_ends_at_once_is_empty(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

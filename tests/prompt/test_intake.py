@@ -96,6 +96,15 @@ def test_a_part_of_a_stored_chunk_is_reused_and_exact_if_it_begins_right_behind_
     assert stored(engine, first.token_ids) is None and stored(engine, second.token_ids) is None
 
 
+def test_a_later_part_of_a_stored_chunk_right_behind_the_prefix_is_fused(engine: Engine) -> None:
+    """Computed again it equals a full prefill: its stored KV saw a token that is not here."""
+    engine.warm([A])
+    part = Excerpt(tuple(A[1:]), whole=tuple(A), offset=1)
+    assert engine.prefill(Q, [part], ratio=0.0).reuse.exact == 1
+    whole = engine.prefill(Q, [part], ratio=1.0)
+    close(whole.logits, full_prefill(whole.token_ids.tolist())[0])
+
+
 def test_text_is_never_stored(engine: Engine) -> None:
     engine.prefill(Q, [HEAD, A, SEPARATOR, B])
     engine.flush()

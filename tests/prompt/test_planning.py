@@ -14,6 +14,7 @@ from ragkv.prompt import Prompt
 from ragkv.prompt.history import Block, Chain, History
 from ragkv.prompt.planning import LEADING_TOKENS, paired_with_history, plan_of, wanted
 from ragkv.store import Entry, EntryInfo, Identity, MemoryLease, ids_digest
+from ragkv.types import Excerpt
 
 PREFIX = (1, 2)
 A = (3, 4, 5)
@@ -104,6 +105,15 @@ def test_a_short_chunk_right_behind_the_prefix(
     assert states(plan, SpanKind.CHUNK) == [state]
     assert reasons(plan) == [None] if why is None else why in str(reasons(plan)[0])
     assert plan.missed == ((0,) if lease is None else ())
+
+
+def test_an_excerpt_that_begins_later_than_its_chunk_is_never_exact() -> None:
+    """Its KV saw the chunk's first token, which is not in the prompt."""
+    for offset, state in ((0, SpanState.EXACT), (1, SpanState.FUSED)):
+        part = A[offset : offset + 2]
+        prompt = prompt_of(part, excerpts={0: Excerpt(part, whole=A, offset=offset)})
+        spans = [span for span in planned(prompt, FUSED, stored()).spans if span.chunk == 0]
+        assert [(span.state, span.offset) for span in spans] == [(state, offset)]
 
 
 def test_a_damaged_entry_is_a_miss_that_says_so() -> None:

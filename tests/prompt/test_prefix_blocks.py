@@ -1,12 +1,15 @@
 """`reuse="prefix"`: exact blocks of any earlier prompt with the same beginning, and of no other."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from ragkv import Engine, StoreConfig
 from ragkv.assembly import PREFIX_SHARE
+from ragkv.prompt import prefix_blocks
 from ragkv.prompt.prefix_blocks import BLOCK_TOKENS
+from ragkv.store import Entry
 from tests import tiny_models
 from tests.engine.helpers import PREFIX, Q, close, counts, engine_of, full_prefill, ids
 
@@ -71,6 +74,40 @@ def test_a_deletion_forgets_the_blocks_which_may_hold_what_was_deleted(engine: E
     engine.prefill(Q, [LONG], reuse="prefix")
     engine.delete([OTHER])
     assert engine.prefill(Q, [LONG], reuse="prefix").reuse.exact == 1
+
+
+def while_the_first_block_is_copied(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Call `act` once, when a request copies a block to keep it."""
+    acts = iter([act])
+
+    def entry(*fields: Any) -> Entry:
+        next(acts, lambda: None)()
+        return Entry(*fields)
+
+    patch.setattr(prefix_blocks, "Entry", entry)
+
+
+def test_a_deletion_while_a_prompt_is_kept_forgets_its_blocks_too(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    while_the_first_block_is_copied(monkeypatch, lambda: engine.delete([OTHER]))
+    engine.prefill(Q, [LONG], reuse="prefix")
+    assert engine.prefill(Q, [LONG], reuse="prefix").reuse.exact == 1
+    assert engine.prefill(Q, [LONG], reuse="prefix").reuse.exact == 1 + 2 * BLOCK_TOKENS
+
+
+def test_a_block_that_two_requests_keep_at_once_takes_its_room_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with engine_of() as probe:
+        block_bytes = BLOCK_TOKENS * probe.stats().kv_bytes_per_token
+    room = PREFIX_SHARE * 2 * block_bytes  # for the two blocks of the prompt
+    with engine_of(store=StoreConfig(memory_bytes=room)) as engine:
+        while_the_first_block_is_copied(
+            monkeypatch, lambda: engine.prefill(Q, [LONG], reuse="prefix")
+        )
+        engine.prefill(Q, [LONG], reuse="prefix")
+        assert engine.prefill(Q, [LONG], reuse="prefix").reuse.exact == 1 + 2 * BLOCK_TOKENS
 
 
 def test_the_least_recently_used_blocks_make_room() -> None:
