@@ -4,7 +4,9 @@ The order matters. Whatever is refused is refused before the store is opened, an
 opposite order (`Parts.close`).
 """
 
+import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -56,13 +58,22 @@ class Parts:
     backend: AnswerBackend
 
     def close(self) -> None:
-        """Stop the threads, then close what they use."""
-        self.profiler.close()
-        if self.background.close():
-            self.scheduler.close()  # after the pass under way
-            self.conversations.close()
-            self.store.close()
-            self.fusor.readers.close()
+        """Stop the threads, then close what they use. An error of one part keeps no other open.
+
+        Garbage collection may call this on a thread that is to be stopped. Then another thread
+        closes what it uses, once it has ended.
+        """
+        with ExitStack() as used:  # the last one first
+            used.callback(self.fusor.readers.close)
+            used.callback(self.store.close)
+            used.callback(self.conversations.close)
+            used.callback(self.scheduler.close)  # after the pass under way
+            try:
+                self.profiler.close()
+            finally:
+                if not self.background.close():
+                    used.pop_all()
+                    threading.Thread(target=self.close, name="ragkv-closer").start()
 
 
 def assembled(
@@ -70,8 +81,23 @@ def assembled(
 ) -> Parts:
     """The parts of an engine on `model`. `maker` makes what computes the answers, if not `model`.
 
-    Without `store` the one that the config describes is opened.
+    Without `store` the one that the config describes is opened. If this fails, what it opened is
+    closed again.
     """
+    with ExitStack() as opened:
+        parts = _assembled(model, config, maker, store, opened)
+        opened.pop_all()
+    return parts
+
+
+def _assembled(
+    model: SharedModel,
+    config: EngineConfig,
+    maker: BackendMaker | None,
+    store: Store | None,
+    opened: ExitStack,
+) -> Parts:
+    """See `assembled`; `opened` gets what is to be closed if this fails."""
     bos = getattr(model.adapter.config, "bos_token_id", None)
     intake = Intake(model, template_runs(model.tokenizer, bos, config.prompt.system), config)
 
@@ -79,14 +105,19 @@ def assembled(
     settings = config.store
     page_locked = model.adapter.device.type == "cuda"
     blocks = config.session.block_tokens
-    store = store or Store.open(settings, page_locked=page_locked, block_tokens=blocks)
+    if store is None:
+        store = Store.open(settings, page_locked=page_locked, block_tokens=blocks)
+        opened.callback(store.close)
     scheduler = Scheduler(model.turns, config.scheduler, store, settings.tenant)
     encoder = _encoder(model, config, intake, scheduler)
     background = BackgroundEncoder(encoder, store, scheduler)
+    opened.callback(background.close)
     own = replace(model.identity, adapter=config.adapter_id, tenant=settings.tenant)
     base = replace(own, codec=settings.codec or "raw")
     block_writer = BlockWriter.open(config, store, base, model.adapter)
+    opened.callback(block_writer.close)
     conversations = Conversations.open(model.adapter, intake.runs, block_writer, config)
+    opened.callback(conversations.close)
     prefix_blocks = PrefixBlocks(own, settings.memory_bytes // PREFIX_SHARE)
     unused = other_dtype_note(store, encoder.identity, model.dtype_choice.why)
     telling = conversations.telling
@@ -94,6 +125,7 @@ def assembled(
 
     # How a prompt is computed, and who answers.
     readers = Readers(settings.reader_threads)
+    opened.callback(readers.close)
     fusor = Fusor(model.adapter, readers, config.fusion.read_ahead_layers, config.fusion.seed)
     controller = _controller(model, config, intake, store, encoder, block_writer)
     profiler = Profiler(controller, fusor, scheduler)

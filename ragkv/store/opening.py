@@ -5,6 +5,7 @@ it. The tier's file is imported only then, by name. So a tier of a package above
 (`cluster/`) needs no import here, and is not loaded where it is not used.
 """
 
+from contextlib import ExitStack
 from pkgutil import resolve_name
 from typing import NamedTuple
 
@@ -54,12 +55,14 @@ def open_tiers(
         block_tokens=block_tokens,
         threshold_tokens=config.threshold_tokens,
     )
-    return [
-        resolve_name(TIERS[kind].opener)(
-            TierRequest(config, make_policy(config.policy, settings), page_locked)
-        )
-        for kind in kinds or kinds_of(config)
-    ]
+    tiers: list[Tier] = []
+    with ExitStack() as opened:  # if one cannot be opened, those above it are closed again
+        for kind in kinds or kinds_of(config):
+            asked = TierRequest(config, make_policy(config.policy, settings), page_locked)
+            tiers.append(resolve_name(TIERS[kind].opener)(asked))
+            opened.callback(tiers[-1].close)
+        opened.pop_all()
+    return tiers
 
 
 def open_memory(asked: TierRequest) -> MemoryTier:

@@ -9,7 +9,7 @@ A store failure never fails a request: it is logged and counts as a miss (CacheB
 cache store").
 """
 
-import atexit
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -63,7 +63,9 @@ class Store(Upkeep):
         self._copies = TierCopies(self.tiers, write_buffer_bytes)
         copies_up = has_memory and bool(self._below) and prefetch
         self._prefetcher = Prefetcher(self.tiers, self._copies.fetch if copies_up else None)
-        atexit.register(self.close)
+        # At the end of the process the newest is closed first: an engine before its store, in which
+        # it still saves.
+        self._at_exit = weakref.finalize(self, self.close)
 
     @classmethod
     def open(
@@ -209,7 +211,7 @@ class Store(Upkeep):
         """Write what waits and close every tier. Twice is harmless; leases stay readable until they
         are closed.
         """
-        atexit.unregister(self.close)
+        self._at_exit.detach()
         self._prefetcher.close()
         self._copies.close()
         for tier in self.tiers:

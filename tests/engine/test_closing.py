@@ -1,0 +1,111 @@
+"""What an engine has opened is closed: when building it fails, when a part fails to close, and when
+the process ends.
+"""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from ragkv import Engine, EngineConfig, SessionConfig, StoreConfig
+from ragkv.errors import StoreLockedError
+from ragkv.store import Store
+from ragkv.store.opening import TIERS, TierEntry, TierKind
+from tests import tiny_models
+from tests.engine.helpers import A, engine_of
+from tests.faults import raising
+
+
+def test_an_engine_that_cannot_be_built_leaves_its_directory_open_to_others(
+    tmp_path: Path,
+) -> None:
+    own, taken = str(tmp_path / "own"), str(tmp_path / "taken")
+    model = tiny_models.model("llama")
+    config = EngineConfig(store=StoreConfig(directory=own), session=SessionConfig(directory=taken))
+    with Store.open(StoreConfig(directory=taken)), pytest.raises(StoreLockedError, match="taken"):
+        Engine(model, config=config)
+    Engine(model, config=config).close()
+
+
+def test_an_engine_whose_answers_cannot_be_made_closes_its_store_and_not_a_callers(
+    tmp_path: Path,
+) -> None:
+    config = EngineConfig(store=StoreConfig(directory=str(tmp_path)))
+    model = tiny_models.model("llama")
+    refused = raising(RuntimeError("no backend"))
+    with pytest.raises(RuntimeError, match="no backend"):
+        Engine(model, config=config, backend=refused)
+    with Store.open(config.store) as store:
+        with pytest.raises(RuntimeError, match="no backend"):
+            Engine(model, config=config, backend=refused, store=store)
+        with pytest.raises(StoreLockedError):
+            Store.open(config.store)
+
+
+def test_a_tier_that_cannot_be_opened_leaves_no_other_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = StoreConfig(directory=str(tmp_path))
+    kinds = (TierKind.DISK, TierKind.S3)
+    monkeypatch.setitem(TIERS, TierKind.S3, TierEntry("s3", f"{__name__}:refusing"))
+    with pytest.raises(RuntimeError, match="no server"):
+        Store.open(config, *kinds)
+    Store.open(config).close()
+
+
+refusing = raising(RuntimeError("no server"))
+
+
+def test_a_part_that_fails_to_close_keeps_no_other_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = StoreConfig(directory=str(tmp_path))
+    engine = engine_of(store=config)
+    monkeypatch.setattr(engine._conversations, "close", raising(OSError("no space")))
+    with pytest.raises(OSError, match="no space"):
+        engine.close()
+    Store.open(config).close()
+
+
+def test_an_engine_that_is_closed_on_its_own_encoder_thread_gives_its_directory_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = StoreConfig(directory=str(tmp_path))
+    engine = engine_of(store=config)
+    encoder_thread = list[str]()
+
+    def closing(*_: object) -> None:
+        encoder_thread.append(threading.current_thread().name)
+        engine.close()
+
+    monkeypatch.setattr(engine.entries.encoder, "chunks", closing)
+    background = engine.entries.background
+    background.add(tuple(A))
+    background.flush()
+    background.close()  # from here on the encoder's thread has ended
+    for thread in threading.enumerate():
+        if thread.name == "ragkv-closer":
+            thread.join(60)
+    assert encoder_thread == ["ragkv-encoder"]
+    Store.open(config).close()
+
+
+AT_EXIT = """
+import sys, weakref
+class Owner: pass
+first = Owner()
+weakref.finalize(first, int)  # so that finalizers run at the end of the process
+from ragkv.config import StoreConfig
+from ragkv.store import Store
+from tests.store.entries import make_entry
+store = Store.open(StoreConfig(directory=sys.argv[1]))
+owner = Owner()
+weakref.finalize(owner, lambda: (store.put(make_entry(1)), store.close()))
+"""
+
+
+def test_at_the_end_of_the_process_a_stores_owner_still_saves_in_it(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", AT_EXIT, str(tmp_path)], check=True, timeout=120)
+    assert len(list(tmp_path.glob("entries/*/*.kv"))) == 1
