@@ -134,6 +134,8 @@ class TierCopies:
         """Put a new entry in memory if it belongs there, or if it is `needed` because no other tier
         takes it. A block of a conversation counts as used: its next turn reads it.
         """
+        if not self._tiers:
+            return
         fastest = self._tiers[0]
         used = bool(entry.info.group)
         if fastest.kind is TierKind.MEMORY and (

@@ -50,8 +50,10 @@ class Upkeep(Closing):
         """
         key = identity.key(token_ids)
         lacking = [tier for tier in self._durable if not tier.contains(key)]
-        if not lacking or len(lacking) == len(self._durable):
-            return not lacking
+        if len(lacking) == len(self._durable):  # also of a store without a tier
+            return False
+        if not lacking:
+            return True
         lease = self.lease(identity, token_ids)
         if lease is None:
             return False
@@ -65,18 +67,19 @@ class Upkeep(Closing):
         return True
 
     def is_durable(self, key: EntryKey) -> bool:
-        """Whether every tier below memory has `key`."""
-        return all(tier.contains(key) for tier in self._durable)
+        """Whether every tier below memory has `key`; `False` without a tier."""
+        return bool(self.tiers) and all(tier.contains(key) for tier in self._durable)
 
     def room_bytes(self) -> float:
         """How much the fullest tier below memory takes without an eviction; infinite for one that
-        counts no bytes.
+        counts no bytes, and 0 without a tier.
         """
         stats = [tier.stats() for tier in self._durable]
-        return min(
+        room = [
             inf if one.capacity_bytes is None else one.capacity_bytes - (one.used_bytes or 0)
             for one in stats
-        )
+        ]
+        return min(room, default=0)
 
     def delete(self, key: EntryKey) -> bool:
         """Drop `key` from every tier and from the write buffer; whether it was anywhere.

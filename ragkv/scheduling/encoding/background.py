@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 LOG_EVERY_S = 10.0  # progress is logged no more often
 IDLE_PATIENCE_S = 30.0  # a chunk waits no longer for the engine to be idle
+# So many chunks that requests missed wait at most. Their tokens take about 80 MB at 512 a chunk.
+MOST_WAITING = 4096
 
 
 _Ids = tuple[int, ...]  # of a chunk whose entry is to be made
@@ -42,6 +44,7 @@ class BackgroundEncoder:
         self._working = self._was_missed = False
         self._closing = False
         self._logged_s = time.monotonic()
+        self._dropped = 0  # missed chunks that did not fit among those that wait
         self._flushing = 0  # calls of `flush` under way; meanwhile no chunk waits for idle time
         self._changed = threading.Condition()  # guards the fields above
         self._thread: threading.Thread | None = None
@@ -51,13 +54,14 @@ class BackgroundEncoder:
         nothing is added.
 
         With `last` it waits for all that requests missed, and is not encoded if the store has no
-        room for it then.
+        room for it then. If too many wait that requests missed, the oldest is dropped.
         """
         with self._changed:
-            if self._closing:
+            if self._closing or not self._store.tiers:  # nothing could keep the entry
                 return
             # Also if it is under way: it may have been deleted since that began.
             (self._last if last else self._waiting)[token_ids] = None
+            self._drop_oldest()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="ragkv-encoder", daemon=True)
                 self._thread.start()
@@ -81,10 +85,12 @@ class BackgroundEncoder:
         with self._changed:
             self._flushing += 1
             self._scheduler.wake()
-            self._changed.wait_for(
-                lambda: self._closing or not (self._waiting or self._last or self._working)
-            )
-            self._flushing -= 1
+            try:
+                self._changed.wait_for(
+                    lambda: self._closing or not (self._waiting or self._last or self._working)
+                )
+            finally:
+                self._flushing -= 1
 
     def settle(self, cancel: threading.Event | None = None) -> None:
         """Return when no chunk waits that a request missed, when a request runs, or when `cancel`
@@ -141,14 +147,38 @@ class BackgroundEncoder:
             self._last.clear()
             self._current = None
             self._changed.notify_all()
+            thread = self._thread
         self._scheduler.wake()
-        if threading.current_thread() is self._thread:
+        if threading.current_thread() is thread:
             return False
-        if self._thread is not None:
-            self._thread.join()
+        if thread is not None:
+            thread.join()
         return True
 
+    def _drop_oldest(self) -> None:
+        """Keep what waits within `MOST_WAITING`; a dropped chunk stays a miss."""
+        if len(self._waiting) <= MOST_WAITING:
+            return
+        self._waiting.popitem(last=False)
+        if not self._dropped:
+            log.warning(
+                "%d missed chunks wait for KV. From now on the oldest are dropped: they stay misses.",
+                MOST_WAITING,
+            )
+        self._dropped += 1
+
     def _run(self) -> None:
+        try:
+            self._encode_all()
+        except Exception:
+            log.exception("KV in the background: what waits is dropped, and stays a miss.")
+            with self._changed:  # nobody may wait for this thread; the next chunk starts another
+                self._waiting.clear()
+                self._last.clear()
+                self._thread = None
+                self._changed.notify_all()
+
+    def _encode_all(self) -> None:
         while (wanted := self._next()) is not None:
             try:
                 self._encode(wanted)
@@ -163,6 +193,9 @@ class BackgroundEncoder:
                 self._was_missed = False
                 self._current = None
                 self._changed.notify_all()
+                if self._dropped and not self._waiting:
+                    log.warning("%d missed chunks were dropped: too many waited.", self._dropped)
+                    self._dropped = 0
                 if self._last and (now := time.monotonic()) - self._logged_s >= LOG_EVERY_S:
                     self._logged_s = now
                     log.info("KV in the background: %d chunks wait.", len(self._last))

@@ -14,10 +14,12 @@ import torch
 from ragkv import Engine, StoreConfig
 from ragkv.errors import EntryDamagedError
 from ragkv.fusion import Fusor
+from ragkv.scheduling.encoding import background as background_module
 from ragkv.store import DiskTier, EntryKey, Lease, MemoryTier
 from ragkv.store.record import read_head
 from tests.engine.helpers import A, B, C, Q, close, counts, engine_of, full_prefill, ids, stored
 from tests.faults import raising
+from tests.scheduling.helpers import begin
 from tests.store.fakes import WrappedLease
 
 
@@ -219,3 +221,56 @@ class TestWarming:
         with engine_of(store=StoreConfig(memory_bytes=100)) as engine:
             assert engine.warm([A]).failed == 1
             assert engine.prefill(Q, [A]).reuse.missed_chunks == 1
+
+
+class TestWaiting:
+    def test_an_error_between_two_chunks_keeps_nobody_waiting(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        background = engine.entries.background
+        with monkeypatch.context() as failing, caplog.at_level(logging.CRITICAL):
+            failing.setattr(engine.store, "room_bytes", raising(OSError("gone")))
+            background.add(tuple(A), last=True)
+            flushing = begin(background.flush)
+            flushing.join(30)
+        assert not flushing.is_alive()
+        background.add(tuple(B))  # which begins another thread
+        background.flush()
+        assert stored(engine, A) is None
+        assert stored(engine, B) is not None
+
+    def test_a_store_without_a_tier_keeps_nobody_waiting_and_has_nothing(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with engine_of(store=StoreConfig(memory_bytes=0)) as engine:
+            engine.entries.warm_soon([A], last=True)
+            flushing = begin(engine.flush)
+            flushing.join(30)
+            assert not flushing.is_alive()
+            report = engine.warm([A])
+            assert (report.present, report.failed) == (0, 1)
+            close(engine.prefill(Q, [A]).logits, full_prefill(ids([A]))[0])
+            assert engine.entries.retain([A]) == 0
+        assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
+
+    def test_an_interrupted_flush_lets_chunks_wait_for_idle_time_again(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        background = engine.entries.background
+        with monkeypatch.context() as interrupted:
+            interrupted.setattr(background._changed, "wait_for", raising(KeyboardInterrupt()))
+            with pytest.raises(KeyboardInterrupt):
+                background.flush()
+        assert background._flushing == 0
+
+    def test_of_too_many_missed_chunks_the_oldest_stays_a_miss_and_the_log_says_how_many(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(background_module, "MOST_WAITING", 2)
+        background = engine.entries.background
+        with engine.scheduler.request():  # background encoding waits
+            for chunk in (A, B, C):
+                background.add(tuple(chunk))
+        background.flush()
+        assert [stored(engine, one) is not None for one in (A, B, C)] == [False, True, True]
+        assert "1 missed chunks were dropped" in caplog.text
