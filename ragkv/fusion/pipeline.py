@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-from ragkv.errors import EntryDamagedError
+from ragkv.errors import EntryDamagedError, EntryUnreachableError
 from ragkv.runtime import Closing, openmp
 from ragkv.store import Lease
 from ragkv.store.codecs import Layout
@@ -126,9 +126,12 @@ class LayerReader(Closing):
         ]
 
     def bytes_by_tier(self) -> dict[str, int]:
-        """Bytes read from each tier."""
+        """Bytes read from each tier. What lies in memory counts once, for however many ranges it is
+        used.
+        """
         counts: dict[str, int] = {}
-        for lease in self._leases:
+        in_place = {id(lease): lease for lease in self._leases if lease.in_place}
+        for lease in (*in_place.values(), *(one for one in self._leases if not one.in_place)):
             counts[lease.kind.value] = counts.get(lease.kind.value, 0) + lease.stored_bytes
         return counts
 
@@ -200,16 +203,16 @@ def aligned(size: int) -> int:
 def read_slice(
     lease: Lease, layer: int, buffer: torch.Tensor | None, stored: bool = False
 ) -> torch.Tensor:
-    """The slice of a layer, or the layer as it is stored; every error of a tier counts as damage of
-    the entry, hence a miss.
+    """The slice of a layer, or the layer as it is stored; every error of a tier is a miss. One
+    that is no damage, such as too little memory, is an `EntryUnreachableError`.
     """
     try:
         return lease.read_stored(layer, buffer) if stored else lease.read_layer(layer, buffer)
     except Exception as error:
         if isinstance(error, EntryDamagedError) and error.key == lease.info.key:
             raise
-        raise EntryDamagedError(
-            lease.info.key, f"layer {layer} cannot be read ({error})"
+        raise EntryUnreachableError(
+            lease.info.key, f"layer {layer}: {type(error).__name__} ({error})"
         ) from error
 
 

@@ -32,7 +32,7 @@ class Why(StrEnum):
     FULL_RECOMPUTE = "the request asks for a full recompute"
     ONLY_EXACT = "the request asks for exact reuse, and no earlier prompt began like this one"
     MISSED = "no usable KV was stored yet"
-    DAMAGED = "the stored KV is damaged, and is made again for the next request"
+    DAMAGED = "the stored KV could not be read; if it is damaged, it is made again"
     LEADING = "the first tokens of a prompt are computed"
     NOT_EXACT = "the stored KV is not exact here, and the request asks for exact reuse"
     OTHER_PREFIX = "it stood behind another prefix"

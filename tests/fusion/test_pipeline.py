@@ -7,7 +7,7 @@ from typing import Never
 import pytest
 import torch
 
-from ragkv.errors import EntryDamagedError
+from ragkv.errors import EntryDamagedError, EntryUnreachableError
 from ragkv.fusion import LayerReader, Readers
 from ragkv.store import LRU, Lease, MemoryTier, TierKind
 from tests.scheduling.helpers import begin
@@ -103,6 +103,31 @@ def test_a_reader_counts_bytes_by_tier(readers: Readers) -> None:
     lease = FakeLease()
     with LayerReader([lease, lease], LAYERS, 2, readers, CPU) as reader:
         assert reader.bytes_by_tier() == {"disk": 2 * lease.info.size_bytes}
+
+
+def test_what_lies_in_memory_counts_once_for_two_ranges(readers: Readers) -> None:
+    entry = make_entry(1, tokens=4, layers=LAYERS)
+    tier = MemoryTier(10**6, LRU())
+    tier.put(entry)
+    lease = tier.lease(entry.info.identity, entry.info.token_ids)
+    assert lease is not None
+    with lease, LayerReader([lease, lease], LAYERS, 2, readers, CPU) as reader:
+        assert reader.bytes_by_tier() == {"memory": entry.info.size_bytes}
+
+
+def test_too_little_memory_is_a_miss_that_is_not_called_damage(readers: Readers) -> None:
+    class TooLarge(FakeLease):
+        def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+            raise MemoryError("no memory was left")
+
+    lease = TooLarge()
+    with (
+        LayerReader([lease], LAYERS, 1, readers, CPU) as reader,
+        pytest.raises(EntryUnreachableError, match="MemoryError") as missed,
+    ):
+        reader.layer(0)
+    assert missed.value.key == lease.info.key
+    assert "damaged" not in str(missed.value)
 
 
 def test_raw_entries_in_memory_are_read_in_place_and_encoded_ones_into_a_buffer(
