@@ -28,7 +28,7 @@ from benchmarks.real import NO_DATA
 from benchmarks.real_judge import located
 from benchmarks.real_sets import Asked, questions
 from benchmarks.rows import Row, Rows
-from examples.baselines import EARLIER_QUESTION, ask_before
+from examples.earlier_prompts import EARLIER_QUESTION, ask_before
 from ragkv import Answer, Engine, EngineConfig
 from ragkv.config import ControllerConfig
 

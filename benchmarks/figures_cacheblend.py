@@ -19,7 +19,7 @@ from benchmarks import lens
 from benchmarks.default_ways import attention_of_last
 from benchmarks.figure_bench import QUESTION, Bench, Figure, Kind, Row
 from benchmarks.real_judge import COMPARED_TOKENS, Reader, divergence
-from examples.baselines import ask_before
+from examples.earlier_prompts import ask_before
 from ragkv import Chunk, Engine, EngineConfig
 from ragkv.config import ControllerConfig, FusionConfig, RedisConfig, StoreConfig
 from ragkv.retrieval import Document, Index, Splitter

@@ -17,7 +17,8 @@ from benchmarks.papers_report import BASE, Results
 from benchmarks.papers_tasks import Prepared, Preparer, Task
 from benchmarks.quality_data import Context
 from benchmarks.rows import Row
-from examples.baselines import ask_before, ask_each_before, map_reduce, map_rerank
+from examples.baselines import map_reduce, map_rerank
+from examples.earlier_prompts import ask_before, ask_each_before
 from ragkv import Engine, EngineConfig, PromptConfig
 from ragkv.retrieval import Embedder
 

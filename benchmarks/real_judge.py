@@ -15,7 +15,7 @@ import torch
 from benchmarks import report
 from benchmarks.real_sets import Asked
 from benchmarks.rows import Row
-from examples.baselines import ask_before
+from examples.earlier_prompts import ask_before
 from examples.metrics import best, token_f1
 from ragkv import Engine, EngineConfig
 from ragkv.errors import InputError

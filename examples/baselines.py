@@ -1,5 +1,4 @@
-"""What others do: MapReduce and MapRerank (CacheBlend section 7.1, "Baselines"), and what prefix
-caching has when a question comes.
+"""What others do: MapReduce and MapRerank (CacheBlend section 7.1, "Baselines").
 
 MapReduce and MapRerank need no fusion, because no chunk attends to another one. So reuse loses nothing, but facts of
 several chunks can only be combined through the summaries or answers.
@@ -15,7 +14,6 @@ from ragkv.errors import InputError
 from ragkv.prompt import AnswerOptions, PrefillOptions
 from ragkv.types import Chunk
 
-EARLIER_QUESTION = "What is this about?"
 SUMMARY_PROMPT = "Summarise what the text says that helps to answer this question: {question}"
 
 
@@ -27,22 +25,6 @@ class MapResult:
     parts: tuple[str, ...]  # the summary or the answer of each chunk
     first_token_s: float  # from the call to the first token of the answer
     prompt_tokens: int  # of all prompts together
-
-
-def ask_before(engine: Engine, chunks: Sequence[Chunk]) -> None:
-    """Give prefix caching the prompt that it lives on: an earlier question with the same first chunk,
-    and the others behind it in the opposite order.
-    """
-    if chunks:
-        engine.prefill(EARLIER_QUESTION, [chunks[0], *chunks[:0:-1]], reuse="prefix")
-
-
-def ask_each_before(engine: Engine, chunks: Sequence[Chunk]) -> None:
-    """Ask an earlier question about each chunk alone: MapReduce and MapRerank read the same
-    beginnings, and reuse them with `reuse="prefix"`.
-    """
-    for chunk in chunks:
-        ask_before(engine, [chunk])
 
 
 def map_reduce(

@@ -1,5 +1,4 @@
-"""Quality and speed of every method on your questions: EM, F1, ROUGE-L, recall@k and TTFT, as a
-table and a plot.
+"""EM, F1, ROUGE-L, recall@k and TTFT of every method on your questions, as a table and a plot.
 
 Reads JSONL with a question, its contexts and its answers in each line, and the MuSiQue, 2Wiki and
 LongBench formats.
@@ -14,7 +13,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the loaders and the table of the benchmarks
 from benchmarks import quality_data
 from benchmarks.report import table
-from examples.baselines import ask_before, ask_each_before, map_reduce, map_rerank
+from examples.baselines import map_reduce, map_rerank
+from examples.earlier_prompts import ask_before, ask_each_before
 from examples.metrics import best, exact_match, rouge_l, token_f1
 from ragkv import Chunk, Engine, EngineConfig, PromptConfig
 from ragkv.retrieval import Document, Index, Splitter
@@ -37,12 +37,9 @@ def main() -> None:
     parser.add_argument("--system", default="Answer in a few words.", help="text before the chunks")
     parser.add_argument("--questions", type=int, default=50, help="at most this many questions")
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
-    parser.add_argument(
-        "--plot", type=Path, default="evaluation.png", help="a plot of F1 over TTFT"
-    )
+    parser.add_argument("--plot", type=Path, default="evaluation.png", help="F1 over TTFT")
     options = parser.parse_args()
-    # hides the notice that retrieval uses BM25 alone
-    logging.getLogger("ragkv").setLevel(logging.ERROR)
+    logging.getLogger("ragkv").setLevel(logging.ERROR)  # BM25 alone is what is wanted
     prompt = PromptConfig(options.system)
     scores = {name: [] for name in options.methods}
     recalls = []
