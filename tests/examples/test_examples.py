@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -62,13 +63,13 @@ def test_a_conversation_continues_beyond_its_context_window_and_reuses_its_histo
     output = run("chat_over_docs", *READER_ON_ITS_WORLD, "--turns", "8", "--context", "768")
     assert len(re.findall(r"^\d+\. ", output, re.MULTILINE)) == 8
     assert "history truncated" in output
-    sizes = [
-        (int(all_), int(reused))
-        for all_, reused in re.findall(r"(\d+) tokens, (\d+) of them reused", output)
-    ]
-    assert sum(tokens for tokens, _ in sizes) > 768, "the conversation never exceeded its window"
-    # The first turn has no history, and the first tokens of its first passage are computed.
-    assert all(reused > 0.7 * tokens for tokens, reused in sizes[1:])
+    turns = re.findall(r"(\d+) tokens, (\d+) of them reused; the history has (\d+) now(.*)", output)
+    assert sum(int(tokens) for tokens, *_ in turns) > 768, "it never exceeded its window"
+    # All KV of the history is reused, but for what was dropped or recomputed. Whether passages are
+    # fused as well is the controller's decision, which depends on the machine.
+    for (_, _, history, _), (_, reused, _, notes) in pairwise(turns):
+        lost = re.findall(r"(\d+) of \d+ (?:tokens dropped|history tokens)", notes)
+        assert int(reused) >= int(history) - sum(map(int, lost)), notes
 
 
 def test_a_chain_gives_the_same_answers_after_the_one_line_change() -> None:
