@@ -154,10 +154,12 @@ def decode(session_id: str, data: bytes, base: Identity, secret: str | None = No
     before = History()
     for same_blocks, new_blocks, tail, same_parts, new_parts in body["histories"]:
         # An earlier version wrote a fourth number.
-        blocks = (
+        blocks = [
             replace(Block(*table[row][0], *place[:2]), fused=table[row][1])
             for row, *place in new_blocks
-        )
+        ]
+        if any(not 0 <= one.start <= one.stop <= len(one.token_ids) for one in blocks):
+            raise ValueError("a block lies outside its entry")
         parts = (
             Part(PartKind(kind), tokens, turn, source) for kind, tokens, turn, source in new_parts
         )
@@ -167,9 +169,10 @@ def decode(session_id: str, data: bytes, base: Identity, secret: str | None = No
             (*before.parts[:same_parts], *parts),
         )
         histories.append(before)
+    # The oldest turns have no history any more.
     forgotten = [None] * (len(body["turns"]) - len(histories[:-1]))
     began = (*forgotten, *histories[:-1])
-    turns = tuple(map(PastTurn, began, body["turns"]))
+    turns = tuple(PastTurn(*turn) for turn in zip(began, body["turns"], strict=True))
     used_at = summary["used_at"]
     ttl_s = summary["ttl_s"]
     title = summary["title"]
