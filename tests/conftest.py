@@ -42,12 +42,15 @@ def _speeds_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _profiles_on_demand() -> Iterator[None]:
-    """No engine measures a profile by itself while a test waits: it would decide otherwise then.
+def _profiles_on_demand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No engine measures a profile by itself while a test waits, or finds one that the user's engines
+    or other runs have kept: it would decide otherwise then.
 
     And prompts of a few tokens are fused, though they gain nothing.
     """
+    profiles = tmp_path_factory.mktemp("profiles")
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(controller, "cache_folder", lambda kind: profiles / kind)
         patch.setattr(profiler, "QUIET_S", 3600.0)
         patch.setattr(controller, "MOST_ROWS", math.inf)
         yield

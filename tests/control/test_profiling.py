@@ -46,9 +46,15 @@ def test_an_engine_that_closes_drops_the_measurement_under_way(tmp_path: Path) -
     assert not thread.is_alive() and not (tmp_path / "profile.json").exists()
 
 
-def test_only_memory_is_measured_without_a_directory() -> None:
+def test_without_a_directory_memory_alone_is_measured_and_the_users_cache_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ragkv.control.controller.cache_folder", lambda kind: tmp_path / kind)
     with engine(None, memory=True) as made:
         measured = made.profiler.measure(quick=True)
         assert set(measured.tiers) == {"memory"}
         made.warm(CHUNKS)
         assert made.prefill(QUESTION, CHUNKS).reuse.decision
+    assert [path.name for path in (tmp_path / "profiles").iterdir()] == ["profile.json"]
+    with engine(None, memory=True) as again:
+        assert again.controller.profile == measured
