@@ -21,7 +21,6 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -172,14 +171,9 @@ def _cell(value: Any) -> str:
 
 
 def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = report.parser(__doc__, "two questions of each set", threads=1)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument(
-        "--data", type=Path, default=sets.questions(), help="the folder with the question sets"
-    )
+    parser = sets.parser(__doc__, "defaults", 100, "set")
     parser.add_argument("--sets", nargs="+", default=["six"])
     parser.add_argument("--half", choices=["dev", "test"], default="test")
-    parser.add_argument("--questions", type=int, default=100, help="of each set, at most")
     parser.add_argument("--skip", type=int, default=0, help="so many of each set's first questions")
     parser.add_argument("--studies", nargs="+", choices=[*STUDIES], default=[*STUDIES])
     parser.add_argument(
@@ -187,14 +181,7 @@ def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--dtype", default="auto", help="of the model and its KV")
     parser.add_argument("--tables", action="store_true", help="only write what is known")
-    parser.add_argument(
-        "--out", type=Path, default=report.RESULTS / "defaults.jsonl", help="the rows"
-    )
-    parser.add_argument("--fresh", action="store_true", help="forget the rows of earlier runs")
-    options = parser.parse_args(arguments)
-    if options.quick:
-        options.questions = min(options.questions, 2)
-    return options
+    return sets.parsed(parser, arguments)
 
 
 if __name__ == "__main__":

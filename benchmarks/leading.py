@@ -24,12 +24,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import report
+from benchmarks import report, sets
 from benchmarks.leading_report import differences, means, rows_of, written
 from benchmarks.real import NO_DATA
 from benchmarks.real_judge import (
@@ -239,8 +238,7 @@ class Todo:
 def main() -> None:
     options = _options()
     if options.data is None:
-        print(NO_DATA)
-        return
+        report.skip(NO_DATA)
     torch.set_num_threads(options.threads)
     try:
         print("\n" + run(options))
@@ -327,12 +325,9 @@ def _tables(rows: Sequence[Row], label: Mapping[str, Any], options: argparse.Nam
 
 
 def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = report.parser(__doc__, "two questions of each set", threads=1)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--data", type=Path, help="the folder with the question sets")
+    parser = sets.parser(__doc__, "leading", 100, "half")
     parser.add_argument("--sets", nargs="+", default=["xquad", "mtrag", "needles"])
     parser.add_argument("--halves", nargs="+", default=["dev", "test"], choices=["dev", "test"])
-    parser.add_argument("--questions", type=int, default=100, help="of each half, at most")
     parser.add_argument("--tokens", type=int, default=64, help="computed in place, as proposed")
     parser.add_argument("--also", type=int, nargs="*", default=[0, 32, 128], help="other counts")
     parser.add_argument("--few", type=int, default=40, help="questions that try other counts")
@@ -340,14 +335,7 @@ def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--selector", default="attention")
     parser.add_argument("--ratio", type=float, default=0.15)
     parser.add_argument("--dtype", default="auto", help="of the model and its KV")
-    parser.add_argument(
-        "--out", type=Path, default=report.RESULTS / "leading.jsonl", help="the rows"
-    )
-    parser.add_argument("--fresh", action="store_true", help="forget the rows of earlier runs")
-    options = parser.parse_args(arguments)
-    if options.quick:
-        options.questions = min(options.questions, 2)
-    return options
+    return sets.parsed(parser, arguments)
 
 
 if __name__ == "__main__":

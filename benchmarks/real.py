@@ -261,14 +261,9 @@ def _window(text: str) -> tuple[float, float]:
 
 
 def _options(arguments: Sequence[str] | None = None) -> Any:
-    parser = report.parser(__doc__, "two questions of each set", threads=1)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument(
-        "--data", type=Path, default=sets.questions(), help="the folder with the question sets"
-    )
+    parser = sets.parser(__doc__, "real", 30, "set")
     parser.add_argument("--sets", nargs="+", choices=[*SETS], default=["xquad"])
     parser.add_argument("--half", choices=["dev", "test"], default="dev")
-    parser.add_argument("--questions", type=int, default=30, help="of each set, at most")
     parser.add_argument("--selectors", nargs="*", default=list(SELECTORS), choices=SELECTORS)
     parser.add_argument(
         "--ratios",
@@ -315,14 +310,7 @@ def _options(arguments: Sequence[str] | None = None) -> Any:
     parser.add_argument(
         "--tag", default="", help="told apart from rows with another tag, such as a version"
     )
-    parser.add_argument(
-        "--out", type=Path, default=report.RESULTS / "real.jsonl", help="the rows; the table is .md"
-    )
-    parser.add_argument("--fresh", action="store_true", help="forget the rows of earlier runs")
-    options = parser.parse_args(arguments)
-    if options.quick:
-        options.questions = min(options.questions, 2)
-    return options
+    return sets.parsed(parser, arguments)
 
 
 if __name__ == "__main__":

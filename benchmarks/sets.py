@@ -12,7 +12,7 @@ import argparse
 import hashlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,6 +114,29 @@ def questions() -> Path | None:
     """The folder of question sets; `None` if there is none."""
     found = folder()
     return found / "qa" if found is not None and (found / "qa").is_dir() else None
+
+
+def parser(doc: str | None, name: str, count: int, counted: str) -> argparse.ArgumentParser:
+    """A parser of a benchmark over questions, whose rows are kept in `NAME.jsonl` and go on where a
+    killed run stopped. `count` is how many questions are asked at most, and `counted` says of what.
+    """
+    made = report.parser(doc, "two questions of each set", threads=1)
+    made.add_argument("--model", default="smollm2")
+    made.add_argument(
+        "--data", type=Path, default=questions(), help="the folder with the question sets"
+    )
+    made.add_argument("--questions", type=int, default=count, help=f"of each {counted}, at most")
+    made.add_argument("--out", type=Path, default=report.RESULTS / f"{name}.jsonl", help="the rows")
+    made.add_argument("--fresh", action="store_true", help="forget the rows of earlier runs")
+    return made
+
+
+def parsed(made: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options; `--quick` asks two questions at most."""
+    options = made.parse_args(arguments)
+    if options.quick:
+        options.questions = min(options.questions, 2)
+    return options
 
 
 def papers_sets() -> list[str]:
