@@ -52,7 +52,7 @@ bench-papers: $(STAMP)
 	$(BIN)/python -m benchmarks.papers_quality --dense $(if $(MODEL),--model $(MODEL)) $(SETS)
 
 # What needs a GPU: its tests, then times for some minutes. Again: it goes on where it ended.
-MINUTES ?= 8
+gpu: MINUTES = 8
 gpu: $(STAMP)
 	$(BIN)/python -c "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 'There is no CUDA device here (see docs/research/gpu.md).')"
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m gpu

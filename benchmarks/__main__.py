@@ -16,7 +16,6 @@ from pathlib import Path
 
 from benchmarks.papers_rows import PAGE, Outcome, rows_of, told
 from benchmarks.report import SKIPPED
-from benchmarks.sets import questions
 
 HERE = Path(__file__).parent
 # `simulate` is a package; the others are the files with a command.
@@ -24,8 +23,7 @@ PACKAGES = ("simulate",)
 TOOLS = {"__main__", "sets", "llama_cpp_forms"}  # commands that measure nothing
 # What a benchmark is given that does not look for it itself.
 GIVEN = {
-    "leading": lambda: [] if (found := questions()) is None else ["--data", str(found)],
-    "simulate": lambda: ["--trace", "sharegpt-like", "--capacity-share", "0.3", "--xi", "200ms"],
+    "simulate": ["--trace", "sharegpt-like", "--capacity-share", "0.3", "--xi", "200ms"],
 }
 
 
@@ -50,7 +48,7 @@ def names() -> list[str]:
 def run(name: str, arguments: Sequence[str]) -> Run:
     """Run one benchmark in a process of its own; it prints as it goes."""
     print(f"\n== {name}", flush=True)
-    given = GIVEN.get(name, list)()
+    given = GIVEN.get(name, [])
     own = [word for word in arguments if name not in PACKAGES]
     began = time.monotonic()
     said = ""

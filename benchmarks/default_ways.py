@@ -1,5 +1,5 @@
 """The ways that `benchmarks.defaults` compares: how passages are cut, ordered and stored, and which
-tokens are recomputed.
+tokens are recomputed, and over which layers the question asks.
 
 A way is a question's prompt in one layout, over entries of one form, with one choice of tokens. Ways
 of the same layout share its full prefill, and those of the same form its entries.
@@ -18,10 +18,10 @@ from benchmarks.real_sets import Asked
 from benchmarks.rows import Row
 from ragkv import Chunk, Engine
 from ragkv.fusion import Candidates, StaticSelector
-from ragkv.fusion.selectors import Attention, budget, top
+from ragkv.fusion.selectors import Attention, Selector, budget, top
 from ragkv.model import Rows as PromptRows
 from ragkv.model.attention import Watch
-from ragkv.prompt import Prefill
+from ragkv.prompt import Prefill, planning
 from ragkv.retrieval import Document, Splitter
 from ragkv.scheduling.encoding import encoder
 
@@ -30,6 +30,8 @@ RATIO = 0.15
 SETTINGS = {"store.memory_bytes": str(1 << 29), "store.codec": "int8"}
 # The default's own names, so that the tables follow the package.
 NEUTRAL = encoder.NEUTRAL_TOKENS
+LEADING = planning.LEADING_TOKENS
+EVERY_TOKEN = 1 << 30  # more than a passage has
 FIRST_SHARE = 0.5  # of the budget, chosen in the first of two rounds
 # Attention to token t of a chunk is multiplied by 1 + `BEGINNING` e^(-t / `BEGINNING_TOKENS`).
 BEGINNING = 2.0
@@ -48,6 +50,7 @@ class Way:
     options: Mapping[str, Any] = field(
         default_factory=lambda: {"selector": "attention", "ratio": RATIO}
     )
+    leading_tokens: int = LEADING  # of the first passage, computed in place
     first_share: float | None = None  # of the budget, in the first of two rounds; None: one round
 
 
@@ -136,10 +139,45 @@ LAYOUTS: dict[str, Layout] = {
     "best first": with_best(0),
     "best last": with_best(-1),
 }
-_DEFAULT = Way(f"{NEUTRAL:,} tokens")
+
+
+def _asked(name: str, selector: str | Selector, ratio: float = RATIO) -> Way:
+    return Way(name, options={"selector": selector, "ratio": ratio})
+
+
+_DEFAULT = Way("the default")
+_SMALLER = _asked("asked below .83, at .05", "attention", 0.05)
 STUDIES = {
+    "asked": Study(
+        "Over which layers the question asks",
+        _DEFAULT.name,
+        (
+            _DEFAULT,
+            _asked("asked to the last layer", Attention((0.5, 1.0))),
+            _asked("asked below .73", Attention((0.5, 0.73))),
+            _asked("nothing recomputed", "none"),
+        ),
+    ),
+    "asked at .05": Study(
+        "Over which layers the question asks, where 5 % are recomputed",
+        _SMALLER.name,
+        (
+            _SMALLER,
+            _asked("asked to the last layer, at .05", Attention((0.5, 1.0)), 0.05),
+            _asked("nothing recomputed", "none"),
+        ),
+    ),
+    "leading": Study(
+        f"How much of the first passage is computed in place ({LEADING} tokens)",
+        _DEFAULT.name,
+        (
+            _DEFAULT,
+            Way("its first token", leading_tokens=1),
+            Way("all of it", leading_tokens=EVERY_TOKEN),
+        ),
+    ),
     "neutral": Study(
-        "The length of the neutral text that chunks are encoded behind",
+        f"The length of the neutral text that chunks are encoded behind ({NEUTRAL:,} tokens)",
         _DEFAULT.name,
         (
             Way("320 tokens", neutral_tokens=320),
@@ -228,7 +266,8 @@ def served(engine: Engine, question: str, chunks: Sequence[Chunk], way: Way) -> 
     the first round, and asking again.
     """
     if way.first_share is None:
-        return engine.prefill(question, chunks, **way.options)
+        with mock.patch.object(planning, "LEADING_TOKENS", way.leading_tokens):
+            return engine.prefill(question, chunks, **way.options)
     asking = Remembering()
     first = engine.prefill(question, chunks, selector=asking, ratio=RATIO * way.first_share)
     rows = len(engine.intake.encode(question))
