@@ -107,11 +107,13 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Entered]:
     with entering() as opening:
         rag = Rag.open(home, READER, **how)
     with rag:
+        rag.engine.flush()  # what opening stores is not written by the question
         with entering() as asking:
             hits = rag.retrieve(QUESTION)
             stream = rag.stream(QUESTION, hits, max_new_tokens=2)
             next(stream)
-            rag.engine.store.flush()  # what threads copy meanwhile counts every time
+        # outside, because only what threads copy meanwhile counts: they are still watched
+        rag.engine.store.flush()
         list(stream)
         with entering() as streaming:
             next(rag.stream(QUESTION, hits, max_new_tokens=2))
@@ -157,7 +159,7 @@ def _chat(home: Path) -> Entered:
 # for a chat request, and 12 kinds of value.
 @pytest.mark.parametrize(
     ("what", "files", "lines"),
-    [("open", 79, 15_300), ("ask", 54, 10_200), ("turn", 9, 1_900), ("chat", 35, 6_200)],
+    [("open", 79, 15_300), ("ask", 53, 10_050), ("turn", 9, 1_900), ("chat", 35, 6_200)],
 )
 def test_a_reader_need_not_hold_more_in_mind(
     paths: dict[str, Entered], what: str, files: int, lines: int
@@ -170,4 +172,4 @@ def test_a_reader_need_not_hold_more_in_mind(
 def test_few_kinds_of_value_stand_between_text_and_tensor(paths: dict[str, Entered]) -> None:
     kinds = sorted(paths["ask"].kinds)
     print(f"\n{len(kinds)} kinds of value: {', '.join(kinds)}")
-    assert len(kinds) <= 21
+    assert len(kinds) <= 16

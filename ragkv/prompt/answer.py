@@ -150,7 +150,7 @@ class OwnModel:
     def serve(self, task: Task) -> Iterator[Serving]:
         """Fuse and compute the prompt, then decode."""
         tokens = len(task.prompt.token_ids)
-        with self._scheduler.admitted(self._lookup.hint(task), task.work, tokens):
+        with self._scheduler.admitted(task.work, tokens, lambda: self._lookup.hint(task)):
             prefill = self._prefiller.prefill(task)
         with closing(self._decode(task, prefill)) as events:
             yield Serving(prefill, events)

@@ -159,25 +159,36 @@ class Scheduler:
 
     @contextmanager
     def admitted(
-        self, hint: PrefetchHint, work: Work, tokens: int = JOINT_TOKENS
+        self,
+        work: Work,
+        tokens: int = JOINT_TOKENS,
+        hint: Callable[[], PrefetchHint] = PrefetchHint,
     ) -> Iterator[None]:
-        """Wait to be admitted. The store knows `hint` from when the request queues until the block
-        ends.
+        """Wait to be admitted. Only a request that has to wait makes its `hint`; the store knows it
+        until the block ends.
 
         Raises what `work.check` raises, and `QueueFullError` at once if too many wait. `tokens`:
         of the prompt.
         """
         work.check()
-        self._join(work, hint, tokens)
+        work.tokens = tokens
+        if self._admitted_at_once(work):
+            hinted = None
+        else:
+            hinted = hint()
+            self._join(work, hinted)
         try:
-            work.wait(work.admitted)
-            work.check()
-            self._store.started(hint)
+            if hinted is not None:
+                work.wait(work.admitted)
+                work.check()
+                self._store.started(hinted)
             yield
             with self._lock:
                 self._served += 1
         finally:
-            self._leave(work, hint)
+            if hinted is not None:
+                self._store.left(hinted)
+            self._leave(work)
 
     def wait_for_room(self, check: Check) -> None:
         """Return when the next prompt should be prepared.
@@ -256,9 +267,16 @@ class Scheduler:
             self._turns.requests += count
             self._turns.changed.notify_all()
 
-    def _join(self, work: Work, hint: PrefetchHint, tokens: int) -> None:
+    def _admitted_at_once(self, work: Work) -> bool:
+        """Admit `work` if none waits and there is room."""
+        with self._lock:
+            may_start = not self._waiting and self._has_room(work)
+            if may_start:
+                self._running.add(work)
+        return may_start
+
+    def _join(self, work: Work, hint: PrefetchHint) -> None:
         limit = self._config.queue_limit
-        work.tokens = tokens
         work.admitted.clear()
         with self._lock:
             if (self._waiting or not self._has_room(work)) and len(self._waiting) >= limit:
@@ -289,8 +307,7 @@ class Scheduler:
             workers > 1 and sum(one.tokens for one in (work, *self._running)) <= JOINT_TOKENS
         )
 
-    def _leave(self, work: Work, hint: PrefetchHint) -> None:
-        self._store.left(hint)
+    def _leave(self, work: Work) -> None:
         with self._lock:
             if work in self._running:
                 self._running.remove(work)

@@ -56,7 +56,7 @@ class Queue:
             try:
                 with (
                     self.scheduler.request(**patience) as work,
-                    self.scheduler.admitted(PrefetchHint(), work, tokens),
+                    self.scheduler.admitted(work, tokens),
                 ):
                     self.order.append(number)
                     self.go[number].wait(60)
@@ -88,6 +88,8 @@ class TestQueue:
         until(lambda: queue.order == [0])
         assert (queue.scheduler.stats().waiting, queue.scheduler.stats().admitted) == (5, 1)
         queue.end()
+        waited = [hint for what, hint in queue.listener.calls if what == "queued"]
+        assert len(set(waited)) == 5, "one that is admitted at once tells the store nothing"
         assert queue.order == [0, 1, 2, 3, 4, 5]
         assert queue.scheduler.stats().served == 6
 
@@ -115,7 +117,7 @@ class TestQueue:
         calls = len(queue.listener.calls)
         with (
             pytest.raises(QueueFullError, match="2 requests wait and the queue takes 2"),
-            queue.scheduler.admitted(PrefetchHint(), Work()),
+            queue.scheduler.admitted(Work()),
         ):
             pytest.fail("no slot is free")
         assert (queue.scheduler.stats().refused, len(queue.listener.calls)) == (1, calls)
@@ -151,7 +153,7 @@ class TestQueue:
         queue = Queue(workers=1)
         with (
             pytest.raises(ZeroDivisionError),
-            queue.scheduler.admitted(PrefetchHint(), Work()),
+            queue.scheduler.admitted(Work()),
         ):
             raise ZeroDivisionError
         assert queue.scheduler.stats().served == 0
@@ -168,7 +170,7 @@ class TestQueue:
                 try:
                     with (
                         queue.scheduler.request(**patience) as work,
-                        queue.scheduler.admitted(PrefetchHint(), work),
+                        queue.scheduler.admitted(work),
                     ):
                         time.sleep(0.0005)
                     ended.append("served")
@@ -281,7 +283,7 @@ class TestCancellation:
         hold, waits = {
             "behind a turn of its session": (session.lock, lambda: engine.scheduler.busy),
             "in the queue": (
-                engine.scheduler.admitted(PrefetchHint(), Work()),
+                engine.scheduler.admitted(Work()),
                 lambda: engine.stats().queue.waiting == 1,
             ),
             "for the compute lock": (engine.scheduler.turn(), lambda: held(engine)["leases"] >= 2),
@@ -375,7 +377,7 @@ class TestPrefetching:
     def ask_behind_another(self, engine: Engine, ask: Callable[[], Any], entries: int) -> Any:
         """The result of `ask`, which waits in the queue until `entries` entries are in memory."""
         got: list[Any] = []
-        with engine.scheduler.admitted(PrefetchHint(), Work()):
+        with engine.scheduler.admitted(Work()):
             thread = begin(lambda: got.append(ask()))
             until(lambda: engine.stats().store.tiers[0].entries == entries)
         thread.join(60)

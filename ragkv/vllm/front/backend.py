@@ -25,7 +25,6 @@ from ragkv.prompt import (
 )
 from ragkv.prompt.history import PartKind
 from ragkv.scheduling import Scheduler
-from ragkv.store import PrefetchHint
 from ragkv.types import Answer, TokenEvent
 
 from .prompt_report import differences, served_prompt
@@ -80,7 +79,7 @@ class VllmBackend:
         with ExitStack() as held:
             # no hint: the connector reads the store itself
             tokens = len(task.prompt.token_ids)
-            with self._scheduler.admitted(PrefetchHint(), task.work, tokens):
+            with self._scheduler.admitted(task.work, tokens):
                 served, stream, first = self._begin(task, held)
             with closing(self._events(task, served, stream, first)) as events:
                 yield Serving(served, events)
