@@ -15,12 +15,6 @@ README = (ROOT / "README.md").read_text("utf-8")
 DOCS = sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "research").glob("*.md")])
 
 
-def test_the_picture_in_the_readme_is_the_one_that_its_script_draws() -> None:
-    picture = ROOT / "docs" / "figures" / "terminal.svg"
-    assert f"]({picture.relative_to(ROOT)})" in README
-    assert picture.read_text("utf-8") == runpy.run_path(str(picture.with_suffix(".py")))["draw"]()
-
-
 def paths_in(page: Path) -> list[str]:
     """The paths in backticks in a page."""
     return re.findall(r"`((?:[\w-]+/)+[\w.-]*)`", page.read_text("utf-8"))
