@@ -44,7 +44,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("deploy.md", "python3 -m venv"): "needs root and systemd",
     ("models.md", 'ragkv ask "Where is Thomas Telford buried?" --home notes --device'): "a GPU",
     ("models.md", "export RAGKV_PACKED_BYTES"): "downloads a model",
-    ("scale.md", "pip install"): "needs Redis and Ray; tests/cluster/ray run the command",
+    ("scale.md", "pip install"): "needs Redis and nginx; api/attacks/test_two_servers.py",
     ("vllm.md", "python3.11 -m venv"): "vLLM's environment; `make test-vllm` runs the connector",
     ("vllm.md", ". vllm/bin/activate"): "vLLM's environment; `make test-vllm` runs the example",
     ("vllm.md", "import uuid"): "needs vLLM's server",

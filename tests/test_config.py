@@ -27,7 +27,7 @@ from ragkv.retrieval.retrievers import RETRIEVERS
 from ragkv.runtime.setting_values import is_setting
 from ragkv.store import CODECS, POLICIES
 
-MOST_SETTINGS = 70  # a new one takes the place of another
+MOST_SETTINGS = 66  # a new one takes the place of another
 
 NESTED: dict[str, Any] = {
     "device": "cuda:1",

@@ -22,7 +22,6 @@ from ragkv.runtime.setting_values import build, fixed, gather, overlay
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("auto", "json", "console")
-ROUTERS = ("sticky", "round-robin")  # what `cluster/ray` chooses a replica by
 ANSWER_ENGINES = ("ragkv", "vllm")
 SHARED = ("home", "model")  # These settings are of the server and of the commands.
 
@@ -139,28 +138,6 @@ class LogConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterConfig:
-    """Replicas on Ray Serve (`ragkv serve --ray`). They share `home`; each stores its own KV under
-    `kv_home`.
-    """
-
-    replicas: int = 2  # at the start, and at least
-    most_replicas: int | None = None  # the most under load; None: as at the start
-    requests: int = fixed(4)  # running requests per replica above which replicas are added
-    # compute threads per replica; None: as many as `cpus`, at least 1
-    threads: int | None = fixed(None)
-    cpus: float = 1.0  # per replica, as Ray counts them
-    gpus: float = 0.0  # per replica, as Ray counts them
-    router: str = fixed("sticky")  # to the replica that has the conversation; or "round-robin"
-
-    def __post_init__(self) -> None:
-        at_least(
-            self, replicas=1, most_replicas=self.replicas, requests=1, threads=1, cpus=0.0, gpus=0.0
-        )
-        one_of("cluster.router", self.router, ROUTERS)
-
-
-@dataclass(frozen=True, slots=True)
 class VllmConfig:
     """The vLLM server that computes answers if `answer_engine` is "vllm"; ragkv's connector must be
     in it.
@@ -213,7 +190,6 @@ class ServeConfig:
     queue: QueueConfig = field(default_factory=QueueConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
     log: LogConfig = field(default_factory=LogConfig)
-    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     # who computes answers: "ragkv", this process; "vllm", the server `vllm.url`
     answer_engine: str = "ragkv"
     vllm: VllmConfig = field(default_factory=VllmConfig)

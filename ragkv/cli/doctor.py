@@ -40,7 +40,6 @@ EXTRAS = {  # By extra: a module that it brings.
     "api": "fastapi",
     "redis": "redis",
     "s3": "obstore",
-    "ray": "ray",
 }
 # The beginnings of the names of packages that only a GPU uses.
 GPU_PACKAGES = ("nvidia-", "triton", "cuda-")

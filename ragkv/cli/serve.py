@@ -39,14 +39,6 @@ Port = Annotated[
 NoAuth = Annotated[
     bool, typer.Option("--no-auth", help="Serve all clients without asking for a key.")
 ]
-OnRay = Annotated[
-    bool,
-    typer.Option("--ray", help="Replicas on Ray Serve, which share a Redis server: docs/scale.md."),
-]
-Replicas = Annotated[
-    int | None,
-    typer.Option(min=1, help="With --ray: number of replicas.", show_default=_from_settings("2")),
-]
 AnsweredBy = Annotated[
     AnswerEngine | None,
     typer.Option(
@@ -77,8 +69,6 @@ def serve(
     host: Host = None,
     port: Port = None,
     no_auth: NoAuth = False,
-    ray: OnRay = False,
-    replicas: Replicas = None,
     engine: AnsweredBy = None,
     vllm_url: VllmUrl = None,
     mcp: Mcp = False,
@@ -104,7 +94,6 @@ def serve(
             "port": port,
             "idle_s": None if idle is None else seconds_of(idle),
             "auth": {"required": False if no_auth else None},
-            "cluster": {"replicas": replicas},
             "answer_engine": engine,
             "vllm": {"url": vllm_url},
         },
@@ -112,17 +101,10 @@ def serve(
     settings = ServeConfig.gather(options.settings, flags=flags).of_home()
     if vllm_url is not None and not settings.in_front_of_vllm:
         raise ConfigError("--vllm-url is the server of --engine vllm; give both.")
-    if ray and settings.in_front_of_vllm:
-        raise ConfigError("One process serves in front of vLLM: leave --ray out.")
-    if ray and mcp:
-        raise ConfigError("MCP is served by one process: leave --ray or --mcp out.")
     settings.check_servable()
     locate(settings.model)  # a missing model is reported now and not after the start
     check_free(settings.host, settings.port)
-    if ray:
-        _run_replicas(settings)
-    else:
-        _run(settings, mcp)
+    _run(settings, mcp)
 
 
 def check_free(host: str, port: int) -> None:
@@ -137,16 +119,6 @@ def check_free(host: str, port: int) -> None:
             f"Port {port} of {host} is in use: another program listens there, maybe a server that "
             "was started before. Stop it, or choose another port with --port."
         ) from error
-
-
-def _run_replicas(settings: "ServeConfig") -> None:
-    """Serve with replicas until a signal ends it."""
-    from ragkv.api import KeyRing
-    from ragkv.api.server import check_network_exposure
-    from ragkv.cluster.ray import run
-
-    check_network_exposure(settings, KeyRing(settings.keys_path))
-    run(settings)
 
 
 def _run(settings: "ServeConfig", mcp: bool) -> NoReturn:

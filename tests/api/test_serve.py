@@ -28,7 +28,6 @@ def run(
         (["--config", "/no/such/file.toml"], "Cannot read settings"),
         (["--vllm-url", "http://localhost:1"], "give both"),
         (["--engine", "vllm", "--vllm-url", "localhost"], "vllm.url must be http"),
-        (["--engine", "vllm", "--ray"], "leave --ray out"),
     ],
 )
 def test_a_wrong_setting_of_serve_is_reported_in_one_sentence(

@@ -1,8 +1,5 @@
-"""Commands, the server, its replicas and Python take their settings from one file."""
+"""Commands, the server and Python take their settings from one file."""
 
-import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,18 +21,6 @@ port = 8123
 [serve.limits]
 documents = 7
 """
-# Compares the settings that Ray sends to each replica, which makes its service of them, with those
-# of the file.
-REPLICA = """
-import sys
-from ray import cloudpickle
-from ragkv.api import ServeConfig
-from ragkv.cluster.ray import application
-replicas = application({"config": sys.argv[1]})._bound_deployment.init_args[1]._bound_deployment
-assert replicas.func_or_class.__name__ == "Replica"
-(config,) = cloudpickle.loads(cloudpickle.dumps(replicas.init_args))
-assert config == ServeConfig.gather(sys.argv[1])
-"""
 
 
 @pytest.fixture
@@ -47,29 +32,20 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_replica_gets_the_settings_that_the_server_and_python_read_from_one_file(
+def test_the_server_and_python_read_the_same_settings_from_one_file(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAGKV_HOME", raising=False)
-    monkeypatch.setenv("RAGKV_SERVE__CLUSTER__REPLICAS", "3")
+    monkeypatch.setenv("RAGKV_SERVE__QUEUE__LIMIT", "3")
     server = ServeConfig.gather(file)
     python = EngineConfig.gather(file)
     assert server.engine == python and (python.store.codec, python.fusion.ratio) == ("int8", 0.3)
-    assert (server.home, server.port, server.limits.documents, server.cluster.replicas) == (
+    assert (server.home, server.port, server.limits.documents, server.queue.limit) == (
         "in-file",
         8123,
         7,
         3,
     )
-    if importlib.util.find_spec("ray") is None:
-        pytest.skip("Ray is not installed: pip install 'ragkv[ray]'")
-    # the tests' own default is not the replica's
-    text = TEXT.replace("[fusion]", "[fusion]\nfloor_tokens = 5")
-    file.write_text(text + '[session]\nshared = true\n[store.redis]\nurl = "unix:///redis.sock"\n')
-    replica = subprocess.run(
-        [sys.executable, "-c", REPLICA, str(file)], capture_output=True, text=True
-    )
-    assert replica.returncode == 0, replica.stderr
 
 
 def test_a_setting_that_only_a_server_refuses_ends_serve_alone(run: Run, file: Path) -> None:

@@ -86,7 +86,7 @@ def test_a_damaged_entry_is_counted_and_leads_to_advice(
         ({"config": EngineConfig(store=StoreConfig(memory_bytes=9 * GIB))}, "swaps"),
         ({"dtypes": {"bfloat16": 3}}, "not reused in float32: 3 entries"),
         ({"has_profile": False}, "ragkv profile"),
-        ({"missing": ("pdf", "ray", "dense")}, 'pip install "ragkv[dense,pdf]".'),
+        ({"missing": ("pdf", "redis", "dense")}, 'pip install "ragkv[dense,pdf]".'),
     ],
 )
 def test_what_is_slow_useless_or_not_installed_is_named(found: dict[str, Any], said: str) -> None:

@@ -18,23 +18,23 @@ NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 needs_nginx = pytest.mark.skipif(
     NGINX is None, reason="nginx is not installed: apt-get install nginx-light"
 )
+SECOND = ("# server", "server")  # as docs/scale.md changes the file for a second server
 # the environment of a server that stands behind it
 BEHIND = {"RAGKV_SERVE__PROXIES": '["127.0.0.1"]'}
 
 
 @contextmanager
-def nginx(folder: Path, server_port: int, **changes: str) -> Iterator[int]:
-    """The port on which nginx listens. `changes` are other values of directives, such as
-    `client_body_timeout="1s"`.
+def nginx(folder: Path, *servers: int, **changes: str) -> Iterator[int]:
+    """The port on which nginx listens, in front of one or two servers. `changes` are other values
+    of directives, such as `client_body_timeout="1s"`.
     """
     port = free_port()
     text = SHIPPED.read_text("utf-8")
-    values = {
-        "listen": f"127.0.0.1:{port}",
-        "server": f"127.0.0.1:{server_port} max_fails=0",
-        **changes,
-    }
-    for name, value in values.items():
+    if len(servers) == 2:
+        text = text.replace(*SECOND)
+    for number, server in enumerate(servers):
+        text = text.replace(f"server 127.0.0.1:800{number} ", f"server 127.0.0.1:{server} ")
+    for name, value in {"listen": f"127.0.0.1:{port}", **changes}.items():
         lines = text.splitlines()
         [at] = [
             number
