@@ -8,11 +8,10 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from .config import EXPECTED_CODEC, EngineConfig
-from .control import Controller, Profile, Profiler
+from .control import Controller, Methods, Profile, Profiler
 from .conversations import Conversations
 from .entries import Entries, other_dtype_note
 from .fusion import Fusor, Readers
@@ -22,7 +21,6 @@ from .prompt import (
     Lookup,
     OwnModel,
     Prefiller,
-    PrefillOptions,
     PrefixBlocks,
     SharedModel,
 )
@@ -99,7 +97,9 @@ def _assembled(
 ) -> Parts:
     """See `assembled`; `opened` gets what is to be closed if this fails."""
     bos = getattr(model.adapter.config, "bos_token_id", None)
-    intake = Intake(model, template_runs(model.tokenizer, bos, config.prompt.system), config)
+    methods = Methods(config)
+    runs = template_runs(model.tokenizer, bos, config.prompt.system)
+    intake = Intake(model, runs, config, methods)
 
     # What is stored, who makes it, and who computes next.
     settings = config.store
@@ -127,7 +127,7 @@ def _assembled(
     readers = Readers(settings.reader_threads)
     opened.callback(readers.close)
     fusor = Fusor(model.adapter, readers, config.fusion.read_ahead_layers, config.fusion.seed)
-    controller = _controller(model, config, intake, store, encoder, block_writer)
+    controller = _controller(model, config, methods, store, encoder, block_writer)
     profiler = Profiler(controller, fusor, scheduler)
     backend: AnswerBackend
     if maker is not None:
@@ -135,8 +135,16 @@ def _assembled(
     else:
         with scheduler.turn():
             prefix = encoder.prefix()
-        own_kv = (block_writer, background, prefix_blocks)
-        lookup = Lookup(model.adapter, encoder.identity, prefix, store, *own_kv, unused)
+        lookup = Lookup(
+            model.adapter,
+            encoder.identity,
+            prefix,
+            store,
+            block_writer,
+            background,
+            prefix_blocks,
+            unused,
+        )
         offloading = _offloading(model, config)
         prefiller = Prefiller(lookup, fusor, scheduler, controller, prefix_blocks, offloading)
         backend = OwnModel(lookup, prefiller, scheduler, model, config.drafts)
@@ -190,7 +198,7 @@ def _encoder(
 def _controller(
     model: SharedModel,
     config: EngineConfig,
-    intake: Intake,
+    methods: Methods,
     store: Store,
     encoder: Encoder,
     block_writer: BlockWriter,
@@ -200,8 +208,7 @@ def _controller(
     if directory is not None:
         from .control import gate_result
 
-        found = gate_result.load(directory, encoder.identity, config.fusion)
-        intake.apply_gate_result(found)
+        methods.follow(gate_result.load(directory, encoder.identity, config.fusion))
 
     def on_profile(profile: Profile) -> None:
         target_ms = config.store.ttft_target_ms
@@ -213,7 +220,7 @@ def _controller(
         encoder.identity,
         directory,
         config.controller.prices,
-        partial(intake.method, PrefillOptions()),
+        methods,
         store.speeds,
         on_profile,
     )

@@ -5,8 +5,8 @@ corrected by what requests took. The pure arithmetic is in `decision.py` and `es
 """
 
 from .controller import Controller, Decided
-from .method import Method
+from .method import Method, Methods
 from .profile import Profile
 from .profiler import Profiler
 
-__all__ = ["Controller", "Decided", "Method", "Profile", "Profiler"]
+__all__ = ["Controller", "Decided", "Method", "Methods", "Profile", "Profiler"]

@@ -30,7 +30,7 @@ from ragkv.store import Identity
 
 from .decision import Steady, belongs_in_memory, choose_computed, decide
 from .estimators import load_s, ttft_s
-from .method import Method
+from .method import Method, Methods
 from .profile import FILE_NAME, Profile, Subject, TierSpeed, load
 from .shape import Shape, loads_of, rows_share
 
@@ -67,21 +67,21 @@ class Controller:
         identity: Identity,
         directory: str | Path | None,
         prices: PricesConfig,
-        method: Callable[[], Method],
+        methods: Methods,
         speeds: Callable[[], Mapping[str, float]] = dict,
         on_profile: Callable[[Profile], object] = lambda _: None,
     ) -> None:
         """Use the profile of this model, and of entries of `identity`, that is saved in
         `directory`, if there is one.
 
-        `method` gives that of requests which name none, `speeds` those of remote tiers;
+        `methods` has that of requests which name none, `speeds` those of remote tiers;
         `on_profile` is called with every profile that is used from then on.
         """
         self._adapter = adapter
         self.identity = identity
         self.directory = directory
         self.prices = prices
-        self._method = method
+        self.methods = methods
         self._speeds = speeds
         self._on_profile = on_profile
         self._profile: Profile | None = None
@@ -237,7 +237,7 @@ class Controller:
 
     def in_memory(self, tokens: int, used: bool, room: bool) -> bool:
         """Whether an entry belongs in memory; without a profile every entry does."""
-        method = self._method()
+        method = self.methods.of({})
         try:
             profile, _ = self._corrected()
         except RagKVError:

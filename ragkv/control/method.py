@@ -1,10 +1,15 @@
 """How a prompt's KV is to be made: what a request asks for, the config gives and the gate allows."""
 
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
-from ragkv.config import ReuseMode
-from ragkv.fusion import Selector
+from ragkv.config import R_STAR, EngineConfig, ReuseMode
+from ragkv.errors import InputError
+from ragkv.fusion import Selector, make_selector
+
+from .gate_result import GateResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +37,71 @@ class Method:
         """
         is_full = self.ratio == 1.0 or self.selector.recomputes_all
         return self.inexact_history if self.reuse == "fused" and not is_full else "recompute"
+
+
+class Methods:
+    """Decides the method of each request: what it names, else the gate's result, else the config."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._fusion = config.fusion
+        self._inexact_history = config.session.inexact_history
+        self._gate_result: GateResult | None = None
+
+    def follow(self, gate_result: GateResult | None) -> None:
+        """From now on follow the quality gate's result."""
+        self._gate_result = gate_result
+
+    def of(self, options: Mapping[str, Any]) -> Method:
+        """The method of a request with such `PrefillOptions`. Raises `InputError`, and `ConfigError`
+        for an unknown selector.
+        """
+        fusion = self._fusion
+        ratio = options.get("ratio", fusion.ratio)
+        reuse = options.get("reuse", "fused")
+        selector = options.get("selector")
+        if ratio is not None and (not isinstance(ratio, int | float) or not 0.0 <= ratio <= 1.0):
+            raise InputError(f"ratio is {ratio!r}; it is a share and must lie in [0, 1].")
+        if reuse not in get_args(ReuseMode):
+            raise InputError(
+                f"reuse is {reuse!r}; it must be one of "
+                f"{', '.join(map(repr, get_args(ReuseMode)))}."
+            )
+        # a ratio that is given as None is named, and leaves the choice to the controller
+        named = {"ratio"} & options.keys() | ({"selector"} if selector is not None else set())
+        names_ratio = options.get("ratio") is not None
+        method = Method(
+            ratio=R_STAR if ratio is None else float(ratio),
+            selector=make_selector(fusion.selector if selector is None else selector),
+            reuse=reuse,
+            inexact_history=self._inexact_history,
+            controlled=ratio is None and reuse == "fused",
+            floor_tokens=0 if names_ratio else fusion.floor_tokens,
+            named=frozenset(named),
+        )
+        return self._gated(method, names_ratio, selector is not None)
+
+    def _gated(self, method: Method, names_ratio: bool, names_selector: bool) -> Method:
+        """What the gate's result makes of a request that may name a ratio or a selector, which
+        win.
+        """
+        result = self._gate_result
+        if result is None or method.reuse != "fused":
+            return method
+        answer = result.answer
+        if answer is None:
+            if names_ratio or names_selector:
+                return method
+            return replace(
+                method, reuse="none", controlled=False, notes=(f"quality gate: {result}",)
+            )
+        if names_selector and method.selector.name != answer.selector:
+            return method
+        if not names_selector:
+            method = replace(method, selector=make_selector(answer.selector))
+        if not names_ratio:
+            method = replace(method, ratio=answer.ratio)
+        taken = " and ".join(
+            ([] if names_selector else [answer.selector])
+            + ([] if names_ratio else [f"ratio {answer.ratio:g}"])
+        )
+        return replace(method, notes=(f"quality gate: {taken}",) if taken else ())

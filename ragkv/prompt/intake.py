@@ -6,12 +6,11 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
-from ragkv.config import R_STAR, EngineConfig, ReuseMode
-from ragkv.control import Method
+from ragkv.config import EngineConfig
+from ragkv.control import Methods
 from ragkv.errors import InputError
-from ragkv.fusion import make_selector
 from ragkv.model.decode.sampling import GREEDY, SETTINGS, Sampling
 from ragkv.model.decode.stopping import TextStream
 from ragkv.prompt.constraints import ResponseFormat
@@ -27,8 +26,6 @@ from .shared_model import SharedModel
 from .template import TemplateRuns
 
 if TYPE_CHECKING:
-    from ragkv.control.gate_result import GateResult
-
     from .constraints.grammar import Grammar
 
 # of an answer, if the caller gives no limit
@@ -40,14 +37,17 @@ MAX_LOGPROBS = 20
 class Intake:
     """Checks for one model and one application. Holds no request's state."""
 
-    def __init__(self, model: SharedModel, runs: TemplateRuns, config: EngineConfig) -> None:
+    def __init__(
+        self, model: SharedModel, runs: TemplateRuns, config: EngineConfig, methods: Methods
+    ) -> None:
+        """`methods` decide how each prompt's KV is to be made."""
         self.runs = runs
         self._model = model
         self._tokenizer = model.tokenizer
         self._config = config
         self._vocabulary = model.adapter.vocabulary
         self._context_length = model.adapter.context_length or sys.maxsize
-        self._gate_result: GateResult | None = None
+        self._methods = methods
         self._check_ids(runs.before_documents)
         # Without a tokenizer everything is given as ids, and chunks have no separator.
         self.separator = (
@@ -101,7 +101,7 @@ class Intake:
         request = Request(
             question=self.encode(question),
             chunks=self.chunks(chunks),
-            method=self.method(options),
+            method=self._methods.of(options),
             separator=self._separator(options),
             given_answer=self.encode(answer),
             deadline_s=options.get("deadline_s"),
@@ -161,45 +161,6 @@ class Intake:
         prompt = lay_out(request, history, self.runs, self._context_length, session)
         return replace(prompt, notes=(*notes, *prompt.notes)) if notes else prompt
 
-    def method(self, options: PrefillOptions) -> Method:
-        """How to make a prompt's KV: the options, else the config's, as far as the gate result
-        allows.
-        """
-        fusion = self._config.fusion
-        ratio = options.get("ratio", fusion.ratio)
-        reuse = options.get("reuse", "fused")
-        controlled = ratio is None
-        if ratio is None:
-            ratio = R_STAR
-        if not isinstance(ratio, int | float) or not 0.0 <= ratio <= 1.0:
-            raise InputError(f"ratio is {ratio!r}; it is a share and must lie in [0, 1].")
-        if reuse not in get_args(ReuseMode):
-            raise InputError(
-                f"reuse is {reuse!r}; it must be one of "
-                f"{', '.join(map(repr, get_args(ReuseMode)))}."
-            )
-        selector = options.get("selector")
-        method = Method(
-            ratio=float(ratio),
-            selector=make_selector(fusion.selector if selector is None else selector),
-            reuse=reuse,
-            inexact_history=self._config.session.inexact_history,
-            controlled=controlled and reuse == "fused",
-            named=frozenset(
-                options.keys() & {"ratio"} | ({"selector"} if selector is not None else set())
-            ),
-        )
-        names_ratio = options.get("ratio") is not None
-        if not names_ratio:  # a named ratio is taken as it is
-            method = replace(method, floor_tokens=fusion.floor_tokens)
-        return self._gated(method, names_ratio, selector is not None)
-
-    def apply_gate_result(self, gate_result: "GateResult | None") -> None:
-        """From now on follow the quality gate's result in every request, as far as it names no
-        setting itself.
-        """
-        self._gate_result = gate_result
-
     def check_encodable(self, chunks: Sequence[Chunk]) -> None:
         """Raise `PromptTooLongError` for a chunk that does not fit the context behind the
         prefix.
@@ -207,32 +168,6 @@ class Intake:
         for chunk in chunks:
             length = len(self.runs.before_documents) + len(chunk)
             check_length(length, 0, self._context_length)
-
-    def _gated(self, method: Method, names_ratio: bool, names_selector: bool) -> Method:
-        """What the gate's result makes of a request that may name a ratio or a selector,
-        which win.
-        """
-        result = self._gate_result
-        if result is None or method.reuse != "fused":
-            return method
-        answer = result.answer
-        if answer is None:
-            if names_ratio or names_selector:
-                return method
-            return replace(
-                method, reuse="none", controlled=False, notes=(f"quality gate: {result}",)
-            )
-        if names_selector and method.selector.name != answer.selector:
-            return method
-        if not names_selector:
-            method = replace(method, selector=make_selector(answer.selector))
-        if not names_ratio:
-            method = replace(method, ratio=answer.ratio)
-        taken = " and ".join(
-            ([] if names_selector else [answer.selector])
-            + ([] if names_ratio else [f"ratio {answer.ratio:g}"])
-        )
-        return replace(method, notes=(f"quality gate: {taken}",) if taken else ())
 
     def _separator(self, options: PrefillOptions) -> tuple[int, ...]:
         given = options.get("separator")

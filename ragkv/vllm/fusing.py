@@ -146,7 +146,7 @@ class FusingQueue(Closing):
         """Whether the tokens to recompute depend on the question, so that ragkv must compute it
         too.
         """
-        selector = engine.intake.method(cast(PrefillOptions, found.options)).selector
+        selector = engine.controller.methods.of(found.options).selector
         return found.promised == len(found.token_ids) - 1 or isinstance(selector, AskingSelector)
 
 

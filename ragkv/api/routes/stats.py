@@ -59,7 +59,7 @@ async def stats(executor: TenantExecutorDep) -> StatsResponse:
         found = tenant.engine.stats()
         engine = tenant.engine
         remotes = found.remotes.items()
-        method = engine.intake.method({})
+        method = engine.controller.methods.of({})
         server = executor.service.vllm
         own = {
             "ratio": None if method.controlled else method.ratio,
