@@ -14,7 +14,7 @@ knows no text, documents or tiers, reads entries and never writes them.
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 
@@ -25,8 +25,8 @@ from ragkv.model.rope import RotaryTables
 from .device.placing import DevicePlacing
 from .device.staging import StagedReader
 from .pipeline import LayerReader
-from .plan import Candidates, Plan, Span
-from .selectors import AskingSelector, CheckingSelector, Selector, StaticSelector, budget
+from .plan import Plan, Span
+from .selectors import AskingSelector, CheckingSelector, Selector, StaticSelector, budget, top
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,8 @@ class Fused:
 
     kv: PromptKV  # rotated, S positions valid
     last: torch.Tensor  # (1, 1, E): the last layer's output for the last position
-    selected_by_layer: tuple[torch.Tensor, ...]  # L tensors of positions recomputed there
+    # L tensors of the positions that were computed there, on the model's device
+    rows_by_layer: tuple[torch.Tensor, ...]
     row_layers: int  # rows computed, summed over layers
     place_s: float  # rotating stored KV and copying it into place
 
@@ -90,6 +91,12 @@ class RowChoice:
         forced = plan.forced.numel()
         self.rows = forced + max(self.wanted, self.first.numel())  # at most, in a layer
 
+    def kept(self, layer: int, layers: int) -> int | None:
+        """How many candidates a checking selector keeps in `layer`; `None`: as before."""
+        if self.checks is None:
+            return None
+        return self.checks.keep(layer, layers, self.ratio, len(self.candidates))
+
 
 def fuse(
     adapter: Adapter,
@@ -108,19 +115,23 @@ def fuse(
     length = plan.token_ids.numel()
     tables = adapter.rope.tables(length)
     placing = _placing_of(reader)(adapter, tables, choice.loaded, kv, record)
-    running = partial(_Running, adapter, kv, tables, record, choice.candidates)
+    running = partial(_Running, adapter, kv, tables, record)
+    narrowing = None
 
     placed = choice.asked_layers.stop  # layers that are placed before recompute begins
     if choice.asks is None:
-        rows = running(plan.token_ids, plan.forced, choice.first)
+        rows = running(plan.token_ids, plan.forced, choice.candidates.positions[choice.first])
+        if choice.checks is not None:
+            narrowing = _Narrowing(rows, plan, placing)
     else:
-        asking = running(*plan.asking(), choice.first)
+        asking = running(*plan.asking(), choice.candidates.positions[choice.first])
         watch = Watch(plan.question_rows - plan.unasked_rows, length, adapter.device)
         for layer in range(placed):
             placing.place(layer, reader.layer(layer))
             yield from asking.through(layer, watch if layer in choice.asked_layers else None)
-        attention = watch.received()[sent(choice.candidates.positions, adapter.device)]  # (N,)
-        chosen = choice.asks.select(choice.candidates, attention, choice.ratio)
+        candidates = sent(choice.candidates.positions, adapter.device)
+        attention = watch.received()[candidates]  # (N,)
+        chosen = candidates[choice.asks.select(choice.candidates, attention, choice.ratio)]
         # Rows before the first candidate saw nothing that recompute changes: they wait above.
         rows = running(plan.token_ids, plan.forced[plan.leading_rows :], chosen)
         rows.row_layers = asking.row_layers
@@ -130,14 +141,14 @@ def fuse(
             placing.place(layer, reader.layer(layer))
         if choice.asks is not None and layer == placed:
             rows.join(asking, plan.leading_rows)
-        if choice.checks is not None and layer > 0:
-            _keep_deviating(layer, rows, choice, placing)
+        if narrowing is not None and layer > 0:
+            narrowing.narrow(layer, choice.kept(layer, adapter.layer_count))
         yield from rows.through(layer)
         kv.finish_prefill(layer, length)
 
     kv.length = length
-    selected_by_layer = tuple(rows.selected_by_layer)
-    return Fused(kv, rows.hidden[:, -1:], selected_by_layer, rows.row_layers, placing.seconds)
+    rows_by_layer = tuple(rows.by_layer)
+    return Fused(kv, rows.hidden[:, -1:], rows_by_layer, rows.row_layers, placing.seconds)
 
 
 class _Running:
@@ -149,22 +160,20 @@ class _Running:
         kv: PromptKV,
         tables: RotaryTables,
         record: Recording | None,
-        candidates: Candidates,
         token_ids: torch.Tensor,
         forced: torch.Tensor,
         chosen: torch.Tensor,
     ) -> None:
-        """The rows are the positions `forced`, and the candidates of index `chosen` (C,)."""
+        """The rows are the positions `forced` and `chosen`, which the device may have chosen."""
         self.adapter = adapter
         self._kv = kv
         self._tables = tables
         self._record = record
-        self._forced = forced
-        self._candidates = candidates.positions
-        self._stop = token_ids.numel()  # the last position is forced
         self.row_layers = 0
-        self.selected_by_layer: list[torch.Tensor] = []
-        self._set(chosen)
+        self.by_layer: list[torch.Tensor] = []  # positions of the rows
+        self._stop = token_ids.numel()  # the last position is forced
+        positions = torch.cat((sent(forced, chosen.device), chosen)).sort().values
+        self.continue_at(self._at(positions))
         # (1, R, E)
         self.hidden = adapter.embed(sent(token_ids, adapter.device)[self.rows.positions])
 
@@ -175,22 +184,32 @@ class _Running:
         cos, sin = self._rotation(self.adapter.rope_kind(layer))
         part = KVRows(self._kv, self.rows, self.adapter.windows, self._record, watch)
         self.hidden = yield LayerRows(layer, part, self.hidden, cos, sin)
-        self.selected_by_layer.append(self.chosen_positions)
+        self.by_layer.append(self.rows.positions)
         self.row_layers += len(self.rows)
-
-    def keep(self, kept: torch.Tensor) -> None:
-        """Continue with the chosen candidates of index `kept` (C,)."""
-        before = self.rows.positions
-        self._set(sent(self.chosen, kept.device)[kept])
-        self.hidden = self.hidden[:, torch.searchsorted(before, self.rows.positions)]
 
     def join(self, other: "_Running", count: int) -> None:
         """Continue also with the first `count` rows of `other`, which stand before these."""
         if count:
-            self._forced = torch.cat((other._forced[:count], self._forced))
-            self.__dict__.pop("_on_device", None)
-            self._set(self.chosen)
+            positions = (other.rows.positions[:count], self.rows.positions)
+            self.continue_at(self._at(torch.cat(positions)))
             self.hidden = torch.cat((other.hidden[:, :count], self.hidden), dim=1)
+
+    def keep(self, kept: torch.Tensor, positions: torch.Tensor) -> None:
+        """Continue with the rows of ascending index `kept` (C,), which are at `positions`."""
+        on_host = positions.device.type == "cpu"
+        self.continue_at(Rows.of(positions) if on_host else self.rows.narrowed(kept, positions))
+        self.hidden = self.hidden.index_select(1, kept)
+
+    def continue_at(self, rows: Rows) -> None:
+        """Continue with these rows."""
+        self._rotations: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # by kind of table
+        self.rows = rows
+
+    def _at(self, positions: torch.Tensor) -> Rows:
+        """Rows of ascending `positions` (R,); the host reads none that a device chose."""
+        if positions.device.type == "cpu":
+            return Rows.of(positions).on(self.adapter.device)
+        return Rows.unread(positions, self._stop)
 
     def _rotation(self, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin of the rows, equal in layers of a kind."""
@@ -198,24 +217,48 @@ class _Running:
             self._rotations[kind] = self._tables.of(kind, self.rows)
         return self._rotations[kind]
 
-    def _set(self, chosen: torch.Tensor) -> None:
-        self._rotations: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # by kind of table
-        self.chosen = chosen
-        if chosen.device.type == "cpu":
-            selected = self._candidates[chosen]
-            positions = torch.cat((self._forced, selected)).sort().values
-            self.rows = Rows.of(positions).on(self.adapter.device)
-            self.chosen_positions = sent(selected, self.adapter.device)
-        else:  # the device chose, and the host does not read what
-            forced, candidates = self._on_device
-            self.chosen_positions = candidates[chosen]
-            positions = torch.cat((forced, self.chosen_positions)).sort().values
-            self.rows = Rows.unread(positions, self._stop)
 
-    @cached_property
-    def _on_device(self) -> tuple[torch.Tensor, torch.Tensor]:
-        device = self.adapter.device
-        return sent(self._forced, device), sent(self._candidates, device)
+# More than any deviation: forced rows are always kept.
+_FORCED = 1 << 62
+
+
+class _Narrowing:
+    """Keeps the rows that deviate most from what is stored of them, and those that are forced."""
+
+    def __init__(self, running: _Running, plan: Plan, placing: "Placing") -> None:
+        """The rows are all candidates and all forced positions, which the host knows."""
+        self._running = running
+        self._placing = placing
+        self._forced = plan.forced.numel()
+        positions = torch.cat((plan.forced, plan.candidates.positions)).sort().values
+        index = torch.zeros(plan.token_ids.numel(), dtype=torch.int64)
+        index[placing.positions] = torch.arange(placing.positions.numel())
+        extra = torch.zeros_like(index)
+        extra[plan.forced] = _FORCED
+        # position, index among the placed tokens, and what is added to the deviation: (3, R)
+        facts = torch.stack((positions, index[positions], extra[positions]))
+        self._facts = sent(facts, running.adapter.device)
+
+    def narrow(self, layer: int, keep: int | None) -> None:
+        """Go on with `keep` candidates; `None`: with all that are left."""
+        if keep is None or keep + self._forced >= self._facts.shape[1]:
+            return
+        _, index, extra = self._facts
+        kept = top(self._deviation(layer, index) + extra, keep + self._forced)
+        self._facts = self._facts.index_select(1, kept)
+        self._running.keep(kept, self._facts[0])
+
+    def _deviation(self, layer: int, index: torch.Tensor) -> torch.Tensor:
+        """sqrt(sum dK^2 + sum dV^2) of each row, (R,) float32 on the device.
+
+        Fresh is compared with stored KV, keys before RoPE.
+        """
+        running = self._running
+        k_raw, v = running.adapter.project_kv(layer, running.hidden, running.rows)
+        fresh = torch.cat((k_raw, v)).float()  # (2, G, R, D)
+        change = fresh - self._placing.stored(index)
+        deviation: torch.Tensor = torch.linalg.vector_norm(change, dim=(0, 1, 3))
+        return deviation
 
 
 class _Placing:
@@ -256,14 +299,16 @@ class _Placing:
                 self._record.put(layer, span.start, part)
         self.seconds += time.perf_counter() - began
 
-    def stored(self, positions: torch.Tensor) -> torch.Tensor:
-        """Those (2, G, C, D) of ascending `positions` (C,) in the layer placed last."""
-        starts = torch.tensor([span.start for span in self._spans])
-        bounds = torch.searchsorted(positions, starts).tolist()
-        own = zip(self._spans, self._parts, bounds, [*bounds[1:], len(positions)], strict=True)
-        return torch.cat(
-            [part[:, :, positions[low:high] - span.start] for span, part, low, high in own], dim=2
-        )
+    @property
+    def positions(self) -> torch.Tensor:
+        """Those of the N tokens that are placed, (N,)."""
+        return torch.cat([torch.arange(span.start, span.stop) for span in self._spans])
+
+    def stored(self, index: torch.Tensor) -> torch.Tensor:
+        """Stored keys and values (2, G, C, D) of the tokens of `index` (C,) in the layer placed
+        last.
+        """
+        return torch.cat(self._parts, dim=2).index_select(2, index)
 
     def _rotation(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin of the spans' positions, (1, sum T, rotary dims): equal in layers of a kind."""
@@ -280,29 +325,6 @@ Placing = _Placing | DevicePlacing
 
 def _placing_of(reader: LayerReader) -> type[_Placing] | partial[DevicePlacing]:
     return partial(DevicePlacing, reader) if isinstance(reader, StagedReader) else _Placing
-
-
-def _keep_deviating(layer: int, running: _Running, choice: RowChoice, placing: Placing) -> None:
-    """From layer 1 on, keep the candidates that deviate most from the stored KV."""
-    assert choice.checks is not None
-    layers = running.adapter.layer_count
-    keep = choice.checks.keep(layer, layers, choice.ratio, len(choice.candidates))
-    if keep is None or keep >= len(running.chosen):
-        return
-    order = torch.sort(_deviation(layer, running, placing), descending=True, stable=True).indices
-    running.keep(order[:keep].sort().values)
-
-
-def _deviation(layer: int, running: _Running, placing: Placing) -> torch.Tensor:
-    """sqrt(sum dK^2 + sum dV^2) of the chosen candidates: (C,) float32 on the device.
-
-    Fresh is compared with stored KV, keys before RoPE.
-    """
-    positions = running.chosen_positions
-    rows = torch.searchsorted(running.rows.positions, positions)
-    k_raw, v = running.adapter.project_kv(layer, running.hidden[:, rows], Rows(positions, None))
-    fresh = torch.stack((k_raw[0], v[0])).float()  # (2, G, C, D)
-    return (fresh - placing.stored(positions).float()).square().sum(dim=(0, 1, 3)).sqrt()
 
 
 def _not_recomputed(plan: Plan, chosen: torch.Tensor) -> tuple[Span, ...]:

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -32,6 +32,8 @@ class Passed:
     """The result of a pass for one prompt, and its times."""
 
     fused: Fused
+    # L tensors of the positions that the selector chose, on the host
+    selected_by_layer: tuple[torch.Tensor, ...]
     logits: torch.Tensor  # (V,) float32, of the last position
     pass_s: float  # of the whole pass, with `others_s`
     others_s: float  # spent on decoding steps of other requests, between layers
@@ -45,9 +47,14 @@ class Passed:
 class PromptPass:
     """One prompt's part of a pass. It ends with a result or an error."""
 
-    def __init__(self, fusing: Fusing, reader: LayerReader, rows: int, check: Check) -> None:
-        """`rows` is the most that a layer computes. What `check` raises ends this prompt's part."""
+    def __init__(
+        self, fusing: Fusing, forced: torch.Tensor, reader: LayerReader, rows: int, check: Check
+    ) -> None:
+        """`forced` are positions that no selector chose. `rows` is the most that a layer computes.
+        What `check` raises ends this prompt's part.
+        """
         self.fusing = fusing
+        self.forced = forced
         self.reader = reader
         self.rows = rows
         self.check = check
@@ -111,7 +118,7 @@ class Fusor:
             ahead = self.speeds.ahead(size, rows * layers, layers, choice.upper_layers)
         with self.reader(leases, ahead) as reader:
             fusing = fuse(adapter, plan, choice, reader, allocate, record)
-            yield PromptPass(fusing, reader, choice.rows, check)
+            yield PromptPass(fusing, plan.forced, reader, choice.rows, check)
             fusing.close()
 
     def reader(self, leases: Sequence[Lease], ahead: int) -> LayerReader:
@@ -179,14 +186,15 @@ class _Pass:
             self._let_others_compute()
         if not self._fused:
             return
-        last = torch.cat([fused.last for fused in self._fused.values()], dim=1)
+        last = _cat([fused.last for fused in self._fused.values()], 1)
         logits = self._adapter.logits(last)  # (prompts, V)
         self._adapter.wait_for_device()
         took_s = time.perf_counter() - began
         for (prompt, fused), own in zip(self._fused.items(), logits, strict=True):
             reader = prompt.reader
             prompt.ended = Passed(
-                replace(fused, selected_by_layer=_read_back(fused.selected_by_layer)),
+                fused,
+                _selected(fused.rows_by_layer, prompt.forced),
                 own.clone() if len(self._fused) > 1 else own,
                 took_s,
                 self._others_s,
@@ -243,10 +251,13 @@ class _Pass:
         self._others_s += time.perf_counter() - left
 
 
-def _read_back(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """The same on the host; the layers share most of them."""
-    there = {id(one): one.cpu() for one in tensors}
-    return tuple(there[id(one)] for one in tensors)
+def _selected(
+    rows_by_layer: Sequence[torch.Tensor], forced: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """The positions of each layer's rows that are not `forced`; the layers share most of them."""
+    there = {id(rows): rows.cpu() for rows in rows_by_layer}
+    chosen = {key: rows[~torch.isin(rows, forced)] for key, rows in there.items()}
+    return tuple(chosen[id(rows)] for rows in rows_by_layer)
 
 
 def _cat(parts: list[torch.Tensor], dim: int) -> torch.Tensor:

@@ -16,6 +16,7 @@ from transformers import Cache
 from .attention import Watch
 from .cpu.copied import FEW_ROWS
 from .cpu.packing import with_copies
+from .device.rotation import rotate_halves
 from .layer_views import CaptureCache, Captured, TilePause, attending_view, plain_layers_of
 from .layers import PlainLayer
 from .promptkv import KVRows, KVShape, PromptKV, Recording
@@ -56,7 +57,7 @@ class Adapter:
         # a config is slow to read
         self.windows = [self.window(layer) for layer in range(self.layer_count)]
         self.rope = Rope(self.body.rotary_emb, self.rope_kinds(), self.device)
-        rotary_dims = self.rope.tables(1).tables[self.rope_kinds()[0]][0].shape[-1]
+        rotary_dims = self.rope.tables(1).tables[self.rope_kinds()[0]].shape[-1]
         ones = torch.ones((1, 1, rotary_dims), dtype=self.dtype, device=self.device)
         self._identity = (ones, torch.zeros_like(ones))
         module = sys.modules[type(self.body).__module__]
@@ -158,6 +159,8 @@ class Adapter:
         """Rotate queries or keys (1, heads, R, D) by cos, sin (1, R, rotary dims), computed in
         float32.
         """
+        if raw.device.type != "cpu" and self.rotates_in_halves and not raw.requires_grad:
+            return rotate_halves(raw, cos, sin) if self.rotates(layer) else raw
         return self.rotate_in_float32(layer, raw, cos, sin).type_as(raw)
 
     def rotate_in_float32(

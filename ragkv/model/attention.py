@@ -95,9 +95,7 @@ def attend(
     if is_whole_prompt(rows, window) and softcap is None:
         return _attend_causally(q_rot, k_rot[:, :, :count], v[:, :, :count], scaling, pause)
     if q_rot.device.type != "cpu":
-        return attend_masked(
-            q_rot, k_rot, v, rows.positions, rows.start, rows.blocks, window, scaling, softcap
-        )
+        return attend_masked(q_rot, k_rot, v, rows, window, scaling, softcap)
     # the layout the layer expects, so it copies nothing
     out = q_rot.new_empty((1, count, heads, head_dim))
     q_rot, k_rot, v = _as_fastest(q_rot, k_rot, v)

@@ -26,15 +26,15 @@ _LENGTH_DEPENDENT = ("dynamic", "longrope")
 class RotaryTables:
     """cos and sin of the positions `start ... start + n - 1`, per kind of layer, in float32."""
 
-    tables: dict[str, tuple[torch.Tensor, torch.Tensor]]  # kind -> cos, sin, each (n, rotary dims)
+    tables: dict[str, torch.Tensor]  # kind -> cos and sin, (2, n, rotary dims)
     frequencies: str  # digest of the frequencies
     start: int = 0
 
     def rows(self, kind: str, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin, each (1, R, rotary dims), of `positions` (R,)."""
-        cos, sin = self.tables[kind]
-        index = positions - self.start
-        return cos[index].unsqueeze(0), sin[index].unsqueeze(0)
+        index = positions - self.start if self.start else positions
+        cos, sin = self.tables[kind].index_select(1, index)
+        return cos.unsqueeze(0), sin.unsqueeze(0)
 
     def of(self, kind: str, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin, each (1, R, rotary dims), of `rows`: views if they are contiguous."""
@@ -74,10 +74,7 @@ class Rope:
         if self.depends_on_length:
             return self._make(length, start)
         with self._lock:
-            if (
-                self._static is None
-                or next(iter(self._static.tables.values()))[0].shape[0] < length
-            ):
+            if self._static is None or next(iter(self._static.tables.values())).shape[1] < length:
                 self._static = self._make(1 << max(10, (length - 1).bit_length()), 0)
             return self._static
 
@@ -98,7 +95,7 @@ class Rope:
         for kind in self._kinds:
             arguments = (kind,) if kind else ()
             cos, sin = rotary(like, positions, *arguments)
-            tables[kind] = (cos[0], sin[0])
+            tables[kind] = torch.cat((cos, sin))
             for part in rotary(like, probe, *arguments):
                 digest.update(part[0, 0].cpu().numpy().tobytes())
         return RotaryTables(tables, digest.hexdigest(), start)

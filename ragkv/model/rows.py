@@ -48,6 +48,8 @@ class Rows:
     start: int | None  # the first position where they are contiguous, else None
     # attention's cache
     blocks: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    # the masks of a device's attention (`device/masked.py`), which are narrowed with the rows
+    masks: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def stop(self) -> int:
@@ -75,6 +77,14 @@ class Rows:
         """Rows of ascending `positions` (R,) that only the device knows; the last is `stop` - 1."""
         made = cls(positions, start)
         made.__dict__["stop"] = stop
+        return made
+
+    def narrowed(self, kept: torch.Tensor, positions: torch.Tensor) -> "Rows":
+        """The rows of ascending index `kept` (C,), which are at `positions`; the last is kept."""
+        made = Rows.unread(positions, self.stop)
+        for name, masks in self.masks.items():
+            if (own := masks.narrowed(kept)) is not None:
+                made.masks[name] = own
         return made
 
     @cached_property

@@ -120,7 +120,7 @@ class Prefiller:
         notes = (*damaged, *task.prompt.notes, *reuse.notes, *filter(None, [refused]))
         return Prefill(
             token_ids=plan.token_ids,
-            selected_by_layer=fused.selected_by_layer,
+            selected_by_layer=passed.selected_by_layer,
             logits=passed.logits,
             reuse=replace(reuse, notes=notes),
             timing=Timing(
@@ -133,7 +133,7 @@ class Prefiller:
             ),
             kv=fused.kv,
             turn_kv=self._turn_kv(task, plan, passed, record),
-            spans=prompt_spans(plan, fused.selected_by_layer[-1], task.prompt.question_end),
+            spans=prompt_spans(plan, passed.selected_by_layer[-1], task.prompt.question_end),
         )
 
     def _recording(self, task: Task, plan: Plan) -> Recording | None:
@@ -167,7 +167,7 @@ class Prefiller:
         if record is None or not task.keep:
             return None
         length = plan.token_ids.numel()
-        selected = passed.fused.selected_by_layer
+        selected = passed.selected_by_layer
         stale = any(len(plan.candidates) > chosen.numel() for chosen in selected)
         inexact = {SpanState.APPROXIMATE, SpanState.FUSED} if stale else {SpanState.APPROXIMATE}
         # An answer decoded over the largest attention weights only differs from a full prefill.

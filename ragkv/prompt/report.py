@@ -20,13 +20,13 @@ def reuse_report(decided: Decided, passed: Passed, layers: int) -> Reuse:
     length = plan.token_ids.numel()
     forced = plan.forced.numel()
     fused = passed.fused
-    recomputed = fused.selected_by_layer[-1].numel()
+    recomputed = passed.selected_by_layer[-1].numel()
     exact = sum(
         len(span) - (span.stop == length)  # the last token is always computed
         for span in plan.spans
         if span.state is SpanState.EXACT
     )
-    repaired = _history_note(plan, fused.selected_by_layer[-1]) if decided.ratio else None
+    repaired = _history_note(plan, passed.selected_by_layer[-1]) if decided.ratio else None
     joined = (
         f"computed in one pass with {passed.prompts - 1} other prompts"
         if passed.prompts > 1

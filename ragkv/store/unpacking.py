@@ -72,7 +72,7 @@ class Int8Unpacking(Unpacking):
         codes = _windows(buffer, self._head_dim)[self._code_at]  # (2, G, N, D)
         key_scale, low = _windows(floats, self._head_dim)[self._key_at]
         found = torch.empty(codes.shape, dtype=self._dtype, device=buffer.device)
-        torch.add(codes[0] * key_scale, low, out=found[0])
+        torch.addcmul(low, codes[0], key_scale, out=found[0])
         value_scale = floats[self._value_at][..., None]
         torch.mul(codes[1].view(torch.int8), value_scale, out=found[1])
         return found

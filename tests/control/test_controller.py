@@ -221,7 +221,7 @@ def test_what_requests_took_leads_to_the_quickest_choice_also_if_some_chunks_are
         learn = control.learn
 
         def took(decided: Decided, passed: Passed) -> None:
-            rows = decided.plan.forced.numel() + passed.fused.selected_by_layer[0].numel()
+            rows = decided.plan.forced.numel() + passed.selected_by_layer[0].numel()
             tokens = passed.bytes_by_tier.get("disk", 0) // token_bytes
             times = dict(
                 pass_s=7 + compute_s(rows, tokens),

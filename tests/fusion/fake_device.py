@@ -249,10 +249,7 @@ class _MovedRope:
         """As `Rope.tables`."""
         tables = self._rope.tables(length, start)
         if id(tables) not in self._made:
-            moved = {
-                kind: tuple(DeviceTensor(one) for one in pair)
-                for kind, pair in tables.tables.items()
-            }
+            moved = {kind: DeviceTensor(both) for kind, both in tables.tables.items()}
             self._made[id(tables)] = (type(tables)(moved, tables.frequencies, tables.start), tables)
         return self._made[id(tables)][0]
 

@@ -1,8 +1,9 @@
 """The path that prompts take on a device, with a fake one: equal numbers, few launches, no waits."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ from ragkv.fusion import (
 from ragkv.fusion.device.placing import DevicePlacing
 from ragkv.fusion.device.staging import StagedReader
 from ragkv.fusion.passes import Fusor, run_pass
-from ragkv.model import Recording
+from ragkv.model import Recording, RotaryTables
+from ragkv.model.device import masked
 from ragkv.model.device.kernels import placing_kernel
 from ragkv.model.families import ADAPTERS
 from ragkv.store import Entry, MemoryLease
@@ -66,9 +68,9 @@ def plan_of(adapter: Any, chunks: int, codecs: tuple[str, ...] = ("int8",)) -> P
     return Plan.of(torch.tensor([*ids, *QUESTION]), spans)
 
 
-def adapter_of(family: str) -> Any:
+def adapter_of(family: str, dtype: torch.dtype = torch.float32) -> Any:
     """A host's adapter of the tiny model."""
-    model = tiny_models.model(family)
+    model = tiny_models.model(family).to(dtype)
     return ADAPTERS[model.config.model_type](model)
 
 
@@ -111,15 +113,14 @@ def on_device(
     ratio: float = 0.3,
     chunks: int = 4,
     codecs: tuple[str, ...] = ("int8",),
-    change: Callable[[Any], object] = lambda _: None,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Any, torch.Tensor, FakeDevice, Any]:
     """The result on the fake device, its logits, the device and its adapter."""
-    adapter = adapter_of(family)
+    adapter = adapter_of(family, dtype)
     plan = plan_of(adapter, chunks, codecs)
     device = FakeDevice()
     with device.running(), torch.no_grad():
         move(adapter)
-        change(adapter)
         record = adapter.new_recording(3, 40)
         with counting(device, adapter):
             passed = prefill(adapter, plan, selector, ratio, record if chunks < 8 else None)
@@ -141,10 +142,8 @@ def test_a_device_computes_what_the_host_does(family: str, selector: str) -> Non
         host = prefill(adapter, plan, selector, 0.3, record)
     passed, logits, _, (_, recorded) = on_device(family, selector)
     same(logits, host.logits)
-    for ours, wanted in zip(
-        passed.fused.selected_by_layer, host.fused.selected_by_layer, strict=True
-    ):
-        assert torch.equal(on_host(ours), wanted)
+    for ours, wanted in zip(passed.selected_by_layer, host.selected_by_layer, strict=True):
+        assert torch.equal(ours, wanted)
     length = host.fused.kv.length
     for made in ("keys", "values"):
         pairs = zip(getattr(passed.fused.kv, made), getattr(host.fused.kv, made), strict=True)
@@ -163,21 +162,104 @@ def test_entries_of_several_codecs_are_placed_together() -> None:
     assert not device.waits
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("selector", sorted(SELECTORS))
-def test_a_pass_has_few_operations_none_for_each_chunk_and_waits_for_none(selector: str) -> None:
+def test_a_pass_has_few_operations_none_for_each_chunk_and_waits_for_none(
+    selector: str, dtype: torch.dtype
+) -> None:
     passes = 2 if selector == "attention" else 1
     counts = []
     for chunks in (8, 32):
-        _, _, device, (adapter, _) = on_device("llama", selector, 0.15, chunks)
+        _, _, device, (adapter, _) = on_device("llama", selector, 0.15, chunks, dtype=dtype)
         assert not device.waits
         counts.append(sum(device.operations.values()) / adapter.layer_count / passes)
         print(
-            f"{selector}, {chunks} chunks: {counts[-1]:.1f} operations, {len(device.waits)} waits"
+            f"{selector}, {dtype}, {chunks} chunks: {counts[-1]:.2f} operations, "
+            f"{len(device.waits)} waits"
         )
     assert counts[0] == counts[1]
-    # the tiny model checks in three of its four layers
-    checks = 12 if selector == "hkvd-gradual" else 0
-    assert counts[0] <= MOST_OPERATIONS + checks
+    assert counts[0] <= MOST_OPERATIONS
+
+
+def joint(adapter: Any, plans: Sequence[Plan], selectors: Sequence[str]) -> list[torch.Tensor]:
+    """The logits of prompts in one pass, a selector each."""
+    fusor = Fusor(adapter, InlineReaders(), 1, 0)  # type: ignore[arg-type]
+    with ExitStack() as stack:
+        prompts = [
+            stack.enter_context(fusor.prepared(plan, make_selector(selector), 0.3))
+            for plan, selector in zip(plans, selectors, strict=True)
+        ]
+        run_pass(adapter, prompts, lambda: None)
+        results = [prompt.result() for prompt in prompts]
+    assert all(result is not None and result.prompts == len(plans) for result in results)
+    return [result.logits for result in results if result is not None]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+@pytest.mark.parametrize(
+    "selectors", [*([name] * 3 for name in sorted(SELECTORS)), sorted(SELECTORS)], ids=str
+)
+def test_prompts_that_share_a_pass_wait_for_none_and_get_what_they_get_alone(
+    family: str, selectors: list[str]
+) -> None:
+    adapter = adapter_of(family)
+    plans = [plan_of(adapter, 2 + place % 3) for place in range(len(selectors))]
+    with torch.no_grad():
+        alone = [
+            prefill(adapter, plan, selector, 0.3).logits
+            for plan, selector in zip(plans, selectors, strict=True)
+        ]
+    device = FakeDevice()
+    with device.running(), torch.no_grad():
+        move(adapter)
+        with counting(device, adapter):
+            together = joint(adapter, plans, selectors)
+    assert device.operations and not device.waits
+    for logits, wanted in zip(together, alone, strict=True):
+        same(on_host(logits), wanted)
+
+
+# For a prompt of two kinds of layer: masks, and gatherings from the tables of cos and sin. Others
+# have two masks, and gather for the rows and for what is placed.
+MADE = {
+    "all": (1, 0),  # full layers need no mask, contiguous rows cut the tables
+    "attention": (4, 7),  # the question's rows, and what it chose; the last layer has some more
+    "hkvd-gradual": (2, 5),  # masks are narrowed, and each check is followed by one kind of layer
+}
+
+
+@pytest.mark.parametrize("prompts", [1, 3])
+@pytest.mark.parametrize("selector", sorted(SELECTORS))
+def test_masks_and_tables_are_made_once_and_the_last_rows_alone_get_logits(
+    selector: str, prompts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = adapter_of("gemma3_text")  # sliding and full layers, a kind of table each
+    plans = [plan_of(adapter, 3) for _ in range(prompts)]
+    made: Counter[str] = Counter()
+
+    def count(owner: Any, name: str) -> None:
+        call = getattr(owner, name)
+
+        def counted(*given: Any) -> Any:
+            made[name] += 1
+            return call(*given)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    rows = []
+    logits = adapter.logits
+    adapter.logits = lambda hidden: rows.append(hidden.shape[1]) or logits(hidden)
+    with FakeDevice().running(), torch.no_grad():
+        move(adapter)
+        count(masked, "_masked")
+        count(adapter.rope, "tables")
+        count(RotaryTables, "rows")
+        joint(adapter, plans, [selector] * prompts)
+    masks, gathered = MADE.get(selector, (2, 4))
+    assert made == Counter(
+        {"tables": prompts, "_masked": masks * prompts, "rows": gathered * prompts}
+    )
+    assert rows == [prompts]
 
 
 @pytest.mark.parametrize(

@@ -48,21 +48,19 @@ class DevicePlacing:
             _Codes(adapter, codec, [(span, start) for span, _, start in own])
             for codec, own in groupby(entries, key=lambda one: one[1])
         ]
-        positions = _joined([torch.arange(span.start, span.stop) for span, *_ in entries])
-        self._rows = Rows.unread(sent(positions, device), len(positions))
-        # index of each position of a span among the N tokens
-        index = torch.zeros(max((span.stop for span in spans), default=0), dtype=torch.int64)
-        index[positions] = torch.arange(len(positions))
-        self._index = sent(index, device)
+        # of the N tokens, (N,) on the host
+        self.positions = _joined([torch.arange(span.start, span.stop) for span, *_ in entries])
+        self._rows = Rows.unread(sent(self.positions, device), len(self.positions))
         # KCache allocates values when it writes them.
         is_usual = type(kv) is PromptKV and tables.start == 0
         can = device.type == "cuda" and adapter.rotates_in_halves and is_usual
         self.kernel = placing_kernel() if can else None  # `None`: some operations of torch
         self._recorded: tuple[torch.Tensor, torch.Tensor] | None = None
         if record is not None:
-            inside = ((positions >= record.start) & (positions < record.stop)).nonzero()[:, 0]
+            placed = self.positions
+            inside = ((placed >= record.start) & (placed < record.stop)).nonzero()[:, 0]
             if len(inside):
-                places = record.places(positions[inside])
+                places = record.places(placed[inside])
                 self._recorded = sent(inside, device), sent(places, device)
 
     def place(self, layer: int, slices: Sequence[torch.Tensor]) -> None:
@@ -76,16 +74,18 @@ class DevicePlacing:
             self._place_by_kernel(self.kernel, layer)
         else:
             raw = self._raw()
-            k_rot = self._adapter.rotate_in_float32(layer, raw[:1], *self._rotation(layer))
+            k_rot = self._adapter.rotate(layer, raw[:1], *self._rotation(layer))
             self._kv.write(layer, self._rows, k_rot, raw[1:])
         if self._recorded is not None and self._record is not None:
             inside, places = self._recorded
             self._record.put_at(layer, places, self._raw()[:, :, inside])
         self.seconds += time.perf_counter() - began
 
-    def stored(self, positions: torch.Tensor) -> torch.Tensor:
-        """Stored keys and values (2, G, C, D) of `positions` (C,) in the layer placed last."""
-        return self._raw()[:, :, self._index[positions]]
+    def stored(self, index: torch.Tensor) -> torch.Tensor:
+        """Stored keys and values (2, G, C, D) of the tokens of `index` (C,) in the layer placed
+        last.
+        """
+        return self._raw().index_select(2, index)
 
     def _place_by_kernel(self, kernel: Any, layer: int) -> None:
         keys = self._kv.keys[layer]

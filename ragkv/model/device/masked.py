@@ -7,10 +7,11 @@ because otherwise torch would pad the bias in every layer.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.nn import functional
+
+from ..rows import Rows
 
 # Numbers of a bias. More rows are computed in several parts.
 MOST_BIAS = 1 << 27
@@ -26,16 +27,32 @@ class MaskedRows:
     bias: torch.Tensor  # (stop - start, keys): 0 where a row sees a key, -inf elsewhere
 
 
-def masked_rows(
-    positions: torch.Tensor, first: int | None, keys: int, window: int | None, dtype: torch.dtype
-) -> list[MaskedRows]:
-    """Masks of rows at ascending `positions` (R,) over `keys` keys; `first` is their first position
-    where they are contiguous.
-    """
-    return [
-        _masked(positions, start, stop, _seen(first, stop, keys), window, dtype)
-        for start, stop in _parts(positions.numel(), max(1, MOST_BIAS // keys))
-    ]
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """Those of all rows of a pass, which are equal in all layers with the same window."""
+
+    parts: tuple[MaskedRows, ...]
+
+    @classmethod
+    def of(cls, rows: Rows, keys: int, window: int | None, dtype: torch.dtype) -> "Masks":
+        """The masks of `rows` over `keys` keys."""
+        return cls(
+            tuple(
+                _masked(rows.positions, start, stop, _seen(rows.start, stop, keys), window, dtype)
+                for start, stop in _parts(len(rows), max(1, MOST_BIAS // keys))
+            )
+        )
+
+    def narrowed(self, kept: torch.Tensor) -> "Masks | None":
+        """Those of the rows of ascending index `kept` (C,), with one launch; `None` if the masks
+        are in several parts.
+        """
+        if len(self.parts) > 1:
+            return None
+        (all_rows,) = self.parts
+        return Masks(
+            (MaskedRows(0, kept.numel(), all_rows.keys, all_rows.bias.index_select(0, kept)),)
+        )
 
 
 def _parts(rows: int, most: int) -> Iterator[tuple[int, int]]:
@@ -56,32 +73,27 @@ def _masked(
 ) -> MaskedRows:
     place = torch.arange(keys, device=positions.device)
     own = positions[start:stop, None]
-    seen = place <= own
+    unseen = place > own
     if window is not None:
-        seen &= place > own - window
-    nothing = torch.zeros((), dtype=dtype, device=positions.device)
-    return MaskedRows(start, stop, keys, torch.where(seen, nothing, float("-inf")))
+        unseen |= place <= own - window
+    bias = torch.zeros(unseen.shape, dtype=dtype, device=positions.device)
+    return MaskedRows(start, stop, keys, bias.masked_fill_(unseen, float("-inf")))
 
 
 def attend_masked(
     q_rot: torch.Tensor,
     k_rot: torch.Tensor,
     v: torch.Tensor,
-    positions: torch.Tensor,
-    first: int | None,
-    cache: dict[Any, Any],
+    rows: Rows,
     window: int | None,
     scaling: float,
     softcap: float | None,
 ) -> torch.Tensor:
-    """Attention of rows (1, H, R, D) over keys and values (1, G, N, D): (1, H, R, D).
-
-    Their ascending `positions` (R,) begin at `first` where they are contiguous. `cache` keeps the
-    masks, which are equal in all layers of a pass with this window.
-    """
+    """Attention of `rows` (1, H, R, D) over keys and values (1, G, N, D): (1, H, R, D)."""
     name = (window, k_rot.shape[2], q_rot.dtype)
-    if (masks := cache.get(name)) is None:
-        masks = cache[name] = masked_rows(positions, first, k_rot.shape[2], window, q_rot.dtype)
+    masks: Masks | None = rows.masks.get(name)
+    if masks is None:
+        masks = rows.masks[name] = Masks.of(rows, k_rot.shape[2], window, q_rot.dtype)
     _, heads, count, head_dim = q_rot.shape
     kv_heads = k_rot.shape[1]
     group = heads // kv_heads
@@ -95,12 +107,12 @@ def attend_masked(
             scaling,
             softcap,
         )
-        for mask in masks
+        for mask in masks.parts
     ]
     out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
     # the layout the layer expects, so it copies nothing
-    rows = out.permute(2, 1, 0, 3).reshape(1, count, heads, head_dim)
-    return rows.transpose(1, 2)
+    out = out.permute(2, 1, 0, 3).reshape(1, count, heads, head_dim)
+    return out.transpose(1, 2)
 
 
 def _attend(

@@ -27,19 +27,19 @@ def place(
     buffer: torch.Tensor,
     numbers: torch.dtype | None,
     stored: StoredTokens,
-    rotation: tuple[torch.Tensor, torch.Tensor] | None,
+    rotation: torch.Tensor | None,
     keys: torch.Tensor,
     values: torch.Tensor,
 ) -> None:
     """Fill the positions of `stored` in `keys` and `values`, each (1, G, S, D), from `buffer` (B,)
     uint8.
 
-    `numbers` is the dtype of plain numbers, `None` for int8 codes. `rotation` has cos and sin,
-    each (S, rotary dims), of all positions; without it keys stay as they are.
+    `numbers` is the dtype of plain numbers, `None` for int8 codes. `rotation` is cos and sin
+    of all positions, (2, S, rotary dims); without it keys stay as they are.
     """
     count = stored.at.numel()
     _, kv_heads, _, head_dim = keys.shape
-    cos, sin = rotation or (keys, keys)  # not read
+    cos, sin = (keys, keys) if rotation is None else rotation  # keys are not read
     _place[triton.cdiv(count, _TOKENS), kv_heads](
         buffer,
         buffer.view(torch.int8),
