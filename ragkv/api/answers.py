@@ -6,6 +6,7 @@ A cancelled answer is accounted for up to its last token.
 
 import unicodedata
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from typing import Unpack
 
 from ragkv.conversations import Session
@@ -16,8 +17,8 @@ from ragkv.runtime import Check
 from ragkv.types import Answer, Chunk, TokenEvent
 
 from .bodies.resources import RetrievalBody
-from .errors import check_at_most
 from .keys import Principal
+from .limits import check_at_most
 from .service import record_answer
 from .settings import LimitsConfig
 from .tenants import Tenant
@@ -29,6 +30,22 @@ SAVE_S = 5.0
 TITLE_CHARS = 80
 
 AnswerEvents = Generator[ServedPrompt | TokenEvent | Answer, None, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The passages for a question."""
+
+    collection: str
+    hits: Sequence[Hit] = ()
+    chunks: Sequence[Chunk] = ()  # of the hits
+    deletions: int = 0  # of the tenant's texts, before these were read
+
+    def drop_deleted(self, tenant: Tenant) -> None:
+        """Drop the KV of those that were deleted while the answer was made."""
+        if self.hits:
+            texts = [hit.passage.text for hit in self.hits]
+            tenant.collections.drop_if_deleted(self.collection, texts, self.deletions)
 
 
 def max_tokens_of(requested: int | None, limits: LimitsConfig) -> tuple[int, list[str]]:
@@ -54,10 +71,11 @@ def retrieve(
     check: Check,
     param: str = "collection",
     before: str = "",
-) -> tuple[Sequence[Hit], list[Chunk]]:
-    """The passages for a question, and their chunks. `param` is the request field that names the
-    collection, `before` the question before in the conversation.
+) -> Found:
+    """The passages for a question. `param` is the request field that names the collection, `before`
+    the question before in the conversation.
     """
+    deletions = tenant.collections.deletions
     with (
         tenant.engine.scheduler.request(),
         tenant.collections.lease(wanted.collection, param) as rag,
@@ -71,7 +89,8 @@ def retrieve(
             before=before,
             check=check,
         )
-        return hits, [rag.chunk(hit.passage) for hit in hits]
+        chunks = [rag.chunk(hit.passage) for hit in hits]
+        return Found(wanted.collection, hits, chunks, deletions)
 
 
 def nothing_found(collection: str) -> str:

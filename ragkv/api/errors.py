@@ -155,13 +155,6 @@ def unknown_model(name: str, available: str, param: str | None = "model") -> Api
     return ApiError(404, message, "model_not_found", param)
 
 
-def check_at_most(count: int, limit: int, param: str, unit: str, code: str | None = None) -> None:
-    """Raise `ApiError` 400 if the request has or asks for more than `limit` of something."""
-    if count > limit:
-        message = f"{param}: {count} {unit} are too many; this server accepts {limit}."
-        raise ApiError(400, message, code, param)
-
-
 def invalid_key(message: str) -> ApiError:
     """401 for a request without a valid API key."""
     return ApiError(401, message, "invalid_api_key", headers={"www-authenticate": "Bearer"})

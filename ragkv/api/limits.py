@@ -78,6 +78,13 @@ class RateLimiter:
                 self._windows[principal.key_id, "tokens"].count(tokens, time.monotonic())
 
 
+def check_at_most(count: int, limit: int, param: str, unit: str, code: str | None = None) -> None:
+    """Raise `ApiError` 400 if the request has or asks for more than `limit` of something."""
+    if count > limit:
+        message = f"{param}: {count} {unit} are too many; this server accepts {limit}."
+        raise ApiError(400, message, code, param)
+
+
 def check_quota(
     principal: Principal, what: Held, held: int, more: int, defaults: QuotaConfig
 ) -> None:

@@ -18,6 +18,8 @@ from .settings import LogConfig
 FRAMES = 12  # So many innermost frames of a traceback are logged.
 CAUSES = 4  # So many errors of a chain of causes are logged.
 
+log = structlog.get_logger("ragkv.api")  # the server's logger
+
 
 def configure_logging(config: LogConfig, replica: str = "") -> None:
     """Send every log record of this process through structlog to standard error; each line names
@@ -79,11 +81,6 @@ def _escape_controls(_: Any, __: str, event: MutableMapping[str, Any]) -> Mutabl
         if isinstance(value, str) and not value.isprintable():
             event[name] = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value)
     return event
-
-
-def logger() -> Any:
-    """The server's logger."""
-    return structlog.get_logger("ragkv.api")
 
 
 def error_location(error: BaseException) -> str:

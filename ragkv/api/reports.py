@@ -11,12 +11,14 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 from ragkv.prompt import ServedPrompt, cite
 from ragkv.retrieval import Document, DocumentSummary, Hit, Passage
 from ragkv.types import Answer, Chunk
 
-from .bodies.resources import CitationBody, ReuseBody, SourceBody, SpanBody
+from .bodies.chat_answer import Annotation, UrlCitation
+from .bodies.resources import AnswerReport, CitationBody, ReuseBody, SourceBody, SpanBody
 
 _MARKER = re.compile(r"\[(\d{1,4})\]")
 _FINAL = re.compile("\u00a0(?:\\[\\d{1,4}\\])+$")
@@ -118,3 +120,38 @@ def missing_markers(text: str, citations: Sequence[CitationBody]) -> str:
 def without_markers(text: str) -> str:
     """An earlier answer without the markers that the server appended."""
     return _FINAL.sub("", text)
+
+
+def annotations_of(
+    content: str, report: AnswerReport, collection: str | None, given: int
+) -> list[Annotation]:
+    """The citations whose marker is in `content`. The first `given` sources came with the request,
+    the others are of `collection`.
+    """
+    found: list[Annotation] = []
+    for one in report.citations:
+        start, end = one.answer_start, one.answer_end
+        if start is None or end is None or content[start:end] != f"[{one.number}]":
+            continue
+        source = next(each for each in report.sources if each.number == one.number)
+        citation = UrlCitation(
+            url=address_of(source, collection if one.number > given else None),
+            title=source.title or one.document_id,
+            start_index=start,
+            end_index=end,
+        )
+        found.append(Annotation(url_citation=citation))
+    return found
+
+
+def address_of(source: SourceBody, collection: str | None) -> str:
+    """Where a source can be read: its origin on the web, or its document on this server.
+
+    Clients make links of it, and the author of a document chooses its origin and its id: a click
+    may lead nowhere else. `collection`: where it was found; `None`: the request brought it.
+    """
+    if source.source.lower().startswith(("http://", "https://")):
+        return source.source
+    if collection is None:
+        return f"#{source.number}"
+    return f"/v1/collections/{collection}/documents/{quote(source.document_id, safe='')}"

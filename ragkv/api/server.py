@@ -26,7 +26,7 @@ from ragkv.errors import ConfigError
 from ragkv.runtime import limit_arenas, server_file
 
 from .keys import KeyRing
-from .logs import configure_logging, logger
+from .logs import configure_logging, log
 from .pieces import Protocol
 from .service import Service
 from .settings import ServeConfig
@@ -76,7 +76,7 @@ class GracefulServer(uvicorn.Server):
         await super().startup(sockets)
         for one in sockets or []:
             host, port = one.getsockname()[:2]
-            logger().info("listening", host=host, port=port, pid=os.getpid())
+            log.info("listening", host=host, port=port, pid=os.getpid())
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Shut down on the first signal, end on the second. It may interrupt any code, so it takes
@@ -88,7 +88,7 @@ class GracefulServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no new connections, wait for the running requests, and close the app."""
-        logger().info("draining")
+        log.info("draining")
         threading.Thread(target=self._end_in_time, name="ragkv-end", daemon=True).start()
         await super().shutdown(sockets)
 
@@ -97,13 +97,13 @@ class GracefulServer(uvicorn.Server):
         whatever runs.
         """
         time.sleep(self._graceful_s)
-        logger().info("cut", after_s=self._graceful_s)
+        log.info("cut", after_s=self._graceful_s)
         self._cut()
         time.sleep(self._close_s)
         names = sorted(
             {thread.name for thread in threading.enumerate() if thread.name.startswith("ragkv-")}
         )
-        logger().error("ended_by_force", after_s=self._graceful_s + self._close_s, threads=names)
+        log.error("ended_by_force", after_s=self._graceful_s + self._close_s, threads=names)
         os._exit(1)
 
 
@@ -122,7 +122,7 @@ def check_network_exposure(config: ServeConfig, keys: KeyRing) -> None:
             "--no-auth."
         )
     if not config.on_loopback:
-        logger().warning("listening_without_nginx", host=config.host, hint=WITHOUT_NGINX)
+        log.warning("listening_without_nginx", host=config.host, hint=WITHOUT_NGINX)
 
 
 def serve(app: FastAPI, config: ServeConfig) -> None:
@@ -157,7 +157,7 @@ def serve(app: FastAPI, config: ServeConfig) -> None:
         if config.on_loopback:
             _announce(stack, config, listener, service.replica)
         GracefulServer(settings, service.cut, config).run(sockets=[listener])
-    logger().info("closed")
+    log.info("closed")
 
 
 def _announce(
@@ -171,4 +171,4 @@ def _announce(
     try:
         stack.enter_context(server_file.announced(Path(config.home), address))
     except OSError as error:  # everything else works
-        logger().warning("address_not_saved", reason=str(error))
+        log.warning("address_not_saved", reason=str(error))

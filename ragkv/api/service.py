@@ -65,6 +65,7 @@ class Service(Closing):
         # Why requests are refused; None: they are accepted.
         self.unavailable_reason: str | None = server_file.LOADING
         self.keys = KeyRing(config.keys_path)
+        self._is_private = config.is_private
         self.limiter = RateLimiter()
         self.metrics = Metrics(self.tenant_stats, self.replica, self.vllm)
 
@@ -78,7 +79,7 @@ class Service(Closing):
     @property
     def requires_key(self) -> bool:
         """Whether a request needs an API key."""
-        return self.config.auth.required and (self.keys.exists or not self.config.is_private)
+        return self.config.auth.required and (self.keys.exists or not self._is_private)
 
     @property
     def model_id(self) -> str:
@@ -111,13 +112,13 @@ class Service(Closing):
         assert self._tenants is not None  # a server is ready when it has loaded the model
         return self._tenants
 
-    def load(self, model: Engine | None = None, embedder: Embedder | None = None) -> None:
+    def load(self, engine: Engine | None = None, embedder: Embedder | None = None) -> None:
         """Load the model and the embedder, unless they are given. Blocks. Raises what loading
         raises.
         """
         make_private_folder(Path(self.config.home))
         config = self.config.engine
-        if model is None:
+        if engine is None:
             quiet_transformers()
             settings = EngineConfig(
                 device=config.device,
@@ -129,8 +130,8 @@ class Service(Closing):
                 # the tenants' stores take it, not this one
                 store=StoreConfig(memory_bytes=config.store.memory_bytes),
             )
-            model = Engine.from_pretrained(self.config.model, settings)
-            model.model.grammars.load()
+            engine = Engine.from_pretrained(self.config.model, settings)
+            engine.model.grammars.load()
             embedder = embedder or resolve_embedder(
                 kept_at(self.config.home).get("embedder"), device=settings.device
             )
@@ -138,11 +139,11 @@ class Service(Closing):
             # or the first question would wait for it, on a server that said it was ready
             embedder.load()
         if self.vllm is not None:
-            self.vllm.check_connector = _same_model(model)
+            self.vllm.check_connector = _same_model(engine)
             # Prompts wait in vLLM's queue and not in this one.
             workers = max(config.scheduler.workers, self.config.queue.limit)
             config = replace(config, scheduler=replace(config.scheduler, workers=workers))
-        tenants = Tenants(replace(self.config, engine=config), model, embedder, self.vllm)
+        tenants = Tenants(replace(self.config, engine=config), engine, embedder, self.vllm)
         if self.vllm is not None:
             # its directory exists from now on: vLLM's connector reads it
             with tenants.lease(ANONYMOUS):
@@ -199,11 +200,11 @@ class Service(Closing):
             self.vllm.close()
 
 
-def _same_model(model: Engine) -> Callable[[Mapping[str, Any]], None]:
+def _same_model(engine: Engine) -> Callable[[Mapping[str, Any]], None]:
     """A check of a connector's report. It raises `AnswerServerError` if the connector has another
-    model than `model` has.
+    model than `engine` has.
     """
-    identity = model.model.identity
+    identity = engine.model.identity
 
     def check(answer: Mapping[str, Any]) -> None:
         # The context and the codec are a tenant's: they are compared with every report.

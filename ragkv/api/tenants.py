@@ -30,13 +30,13 @@ from ragkv.vllm.front import VllmBackend, VllmServer
 
 from .documents.collections import Collections, collection_pool
 from .documents.deletions import DeletionFollower
-from .documents.known_passages import KnownPassages
 from .full_disk import Reserve
 from .keys import Principal, Quota
 from .limits import Held, check_quota
 from .metrics import TenantStats
-from .settings import LimitsConfig, QuotaConfig, ServeConfig
+from .settings import QuotaConfig, ServeConfig
 
+FIRST_LOOK_S = 0.1  # a request that waits for known passages asks so often whether it should end
 _NAMED = "named-"  # Sessions that a client named have this prefix; others are found by their text.
 
 
@@ -44,19 +44,16 @@ class Tenant(Closing):
     """One open tenant: engine, collections, sessions and quotas."""
 
     def __init__(
-        self, engine: Engine, collections: Collections, quotas: QuotaConfig, limits: LimitsConfig
+        self, engine: Engine, chat: ChatEngine, collections: Collections, quotas: QuotaConfig
     ) -> None:
         self.engine = engine
+        self.chat = chat
         self.collections = collections
-        self.chat = ChatEngine(engine)
-        self.known_passages = KnownPassages(
-            collections.folders, self.chat.catalogue.passages, limits.known_chars
-        )
         self._preparing = threading.Semaphore(max(1, cores() // 2))
         self._quotas = quotas
         kv_directory = engine.config.store.directory
         assert kv_directory is not None  # every tenant has one
-        calls = collections.texts, self.chat.forget_requests, collections.tidy
+        calls = collections.texts, self._forget_requests, collections.tidy
         self._follower = DeletionFollower(collections.journal, engine, Path(kv_directory), *calls)
         self._follower.start()
 
@@ -68,6 +65,20 @@ class Tenant(Closing):
         with acquired(self._preparing, check):
             self.engine.scheduler.wait_for_room(check)
             yield
+
+    def passages_left_out(self, check: Check) -> tuple[str, ...]:
+        """A note, if some passages are not looked for in messages. Waits until all have been read
+        for the first time.
+        """
+        known = self.collections.known_passages
+        while not known.read.wait(FIRST_LOOK_S):
+            check()
+        return known.left_out
+
+    def _forget_requests(self) -> None:
+        """Other replicas tell of a deletion: requests under way may have read the text."""
+        self.collections.deletions += 1
+        self.chat.forget_requests()
 
     def engine_session_id(self, session_id: str) -> str:
         """The engine's id of the session that the client calls `session_id`."""
@@ -129,17 +140,17 @@ class Tenants(Closing):
     def __init__(
         self,
         config: ServeConfig,
-        model: Engine,
+        engine: Engine,
         embedder: Embedder | None,
         vllm: VllmServer | None = None,
     ) -> None:
-        """`model` is an engine on the loaded model; it is closed with this object. `vllm` computes
-        the answers.
+        """`engine` has the loaded model, and is closed with this object. `vllm` computes the
+        answers.
         """
         self.embedder = embedder
         self._backend = None if vllm is None else VllmBackend.on(vllm)
         self._config = config
-        self._model = model
+        self._engine = engine
         self._ending = False  # the server shuts down
         self._resumed = set[str]()  # names of tenants: reading all their passages once is enough
         self._tenants: LeasePool[str, Tenant] = LeasePool(
@@ -152,15 +163,15 @@ class Tenants(Closing):
     @property
     def scheduler(self) -> Scheduler:
         """Which answers run on the model, of any tenant."""
-        return self._model.scheduler
+        return self._engine.scheduler
 
     @property
     def splitter(self) -> Splitter | None:
         """What splits the documents of all tenants in another process; `None`: it cannot be sent to
         one.
         """
-        splitter = splitter_of(self._model, KnownHome.at(self._config.home, self._config.model))
-        return splitter if self._model.model.count_tokens.can_be_pickled else None
+        splitter = splitter_of(self._engine, KnownHome.at(self._config.home, self._config.model))
+        return splitter if self._engine.model.count_tokens.can_be_pickled else None
 
     @contextmanager
     def lease(self, principal: Principal) -> Iterator[Tenant]:
@@ -199,7 +210,7 @@ class Tenants(Closing):
         self._ending = True
         self._tenants.close()
         self._collections.close()
-        self._model.close()
+        self._engine.close()
 
     def _directory(self, name: str) -> Path:
         """A tenant's directory; raises `InputError` if `name` cannot be a tenant's name."""
@@ -222,13 +233,15 @@ class Tenants(Closing):
         for place in (directory, kv_directory):
             make_private_folder(place)
         config = _engine_config(self._config.engine, kv_directory, name, quota)
-        engine = self._model.with_config(config, self._backend)
+        engine = self._engine.with_config(config, self._backend)
         try:
             home = KnownHome.at(self._config.home, self._config.model)
             index = functools.partial(Rag, engine, embedder=self.embedder, home=home)
             pool = self._collections
-            collections = Collections(directory, index, engine, pool, self.reserve)
-            tenant = Tenant(engine, collections, self._config.quotas, self._config.limits)
+            chat = ChatEngine(engine)
+            known = chat.catalogue.passages, self._config.limits.known_chars
+            collections = Collections(directory, index, engine, pool, self.reserve, *known)
+            tenant = Tenant(engine, chat, collections, self._config.quotas)
         except BaseException:
             engine.close()
             raise

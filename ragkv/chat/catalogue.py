@@ -44,6 +44,7 @@ class ChatDocument:
 
     text: str
     metadata: Mapping[str, Any]
+    token_ids: tuple[int, ...] = ()  # of a passage that was retrieved; (): not known
 
 
 class ChunkCatalogue:
@@ -107,10 +108,11 @@ class ChunkCatalogue:
             texts = [alike[-1].text for alike in self._ingested.values()]
         self._engine.entries.warm_soon([self._engine.chunk(text) for text in texts], last=True)
 
-    def sources_of(
+    def documents_of(
         self, matches: Sequence[TextMatch], given: Iterable[ChatDocument]
-    ) -> list[Mapping[str, Any]]:
-        """The metadata of each match: of a document that is `given`, else of a known one.
+    ) -> list[ChatDocument | None]:
+        """The document of each match: one that is `given`, else a known one; `None`: a passage of
+        which no more is known.
 
         Documents may have one text. Their places in a prompt are then theirs in turn, and where
         there are fewer places, those of the documents that came last.
@@ -120,25 +122,27 @@ class ChunkCatalogue:
             for match in matches:
                 if match.key not in documents:
                     documents[match.key] = list(self._ingested.get(match.key, ()))
-        found = list[Mapping[str, Any]]()
+        found = list[ChatDocument | None]()
         for match in reversed(matches):
             alike = documents[match.key]
-            last = alike.pop() if len(alike) > 1 else next(iter(alike), None)
-            found.append({} if last is None else last.metadata)
+            found.append(alike.pop() if len(alike) > 1 else next(iter(alike), None))
         return found[::-1]
 
-    def chunk(self, match: TextMatch, metadata: Mapping[str, Any]) -> Chunk:
-        """The chunk of a text that was found in a prompt.
+    def chunk(self, match: TextMatch, document: ChatDocument | None) -> Chunk:
+        """The chunk of a text that was found in a prompt, and is of this document.
 
         If it is not the known text word for word, it is a form, whose KV is deleted with other
         forms.
         """
+        metadata = {} if document is None else dict(document.metadata)
+        if document is not None and document.token_ids and document.text == match.text:
+            return Chunk(document.token_ids, match.text, metadata)
         if (chunk := self._chunks.get(match.text)) is None:
             chunk = self._engine.chunk(match.text)
             self._chunks.put(match.text, chunk, len(match.text) + TOKEN_BYTES * len(chunk))
         if not match.word_for_word:
             self._forms.add(chunk.token_ids)
-        return Chunk(chunk.token_ids, match.text, dict(metadata))
+        return Chunk(chunk.token_ids, match.text, metadata)
 
     def delete_forms(self) -> None:
         """Delete the KV of the forms in which passages stood in prompts."""

@@ -11,11 +11,11 @@ import functools
 import json
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ragkv.config import MIB
+from ragkv.conversations import Session
 from ragkv.engine import Engine
 from ragkv.errors import PromptTooLongError
 from ragkv.runtime import cached_by_bytes
@@ -93,12 +93,12 @@ class ChatEngine:
         return self.engine.config.prompt.separator or " "
 
     def build_prompt(
-        self, request: ChatInput, find_conversation: bool = True, session_id: str | None = None
+        self, request: ChatInput, find_conversation: bool = True, session: Session | None = None
     ) -> ChatPrompt:
         """The prompt of `request`. With `find_conversation`, it continues the conversation that its
         messages repeat.
 
-        With a `session_id`, the session's messages replace everything before the last turn. A
+        With a `session`, its messages replace everything before the last turn. A
         prompt with chunks in its opening has no conversation: the next turn would open differently.
         """
         limit = CHARS_A_TOKEN * (self.engine.model.adapter.context_length or sys.maxsize)
@@ -109,7 +109,7 @@ class ChatEngine:
         template = self.template_for(request.tools)
         messages = template.messages(
             _with_one_user_message(request.messages)
-            if session_id and request.tools
+            if session is not None and request.tools
             else request.messages
         )
         rendered = template.render(messages)
@@ -128,8 +128,8 @@ class ChatEngine:
 
         opening, start = self._opening(template, messages, text, matches, stop)
         conversation = None
-        if session_id:
-            conversation = self.conversations.named(session_id)
+        if session is not None:
+            conversation = self.conversations.named(session)
             start = len(template.head(messages)) if conversation.turns else start
         elif (
             find_conversation
@@ -139,8 +139,8 @@ class ChatEngine:
             head = self._head(template, messages, text)
             conversation = self.conversations.resume(head)
             start = len(head) if conversation.turns else start
-        sources = self.catalogue.sources_of(matches, request.documents)
-        pieces, question = self._split(rendered, start, stop, matches, sources)
+        documents = self.catalogue.documents_of(matches, request.documents)
+        pieces, question = self._split(rendered, start, stop, matches, documents)
         if opening is not None:
             ids = template.bos_ids + self._encode(rendered, 0, len(opening))
             pieces.insert(0, Text(ids, opening, opening=True))
@@ -237,14 +237,14 @@ class ChatEngine:
         start: int,
         stop: int,
         matches: Sequence[TextMatch],
-        sources: Sequence[Mapping[str, Any]],
+        documents: Sequence[ChatDocument | None],
     ) -> tuple[list[Chunk], tuple[int, ...]]:
         """The chunks from `start` to `stop` and the text between them, in order; and the ids after
         the last chunk.
         """
         pieces: list[Chunk] = []
         at = start
-        for match, source in zip(matches, sources, strict=True):
+        for match, document in zip(matches, documents, strict=True):
             if match.start < start:
                 continue
             end = match.start
@@ -253,7 +253,7 @@ class ChatEngine:
             if ids := self._encode(rendered, at, end, is_behind_chunk=bool(pieces)):
                 pieces.append(Text(ids, rendered.text[at:end]))
             at = match.stop
-            pieces.append(self.catalogue.chunk(match, source))
+            pieces.append(self.catalogue.chunk(match, document))
         return pieces, self._encode(rendered, at, stop, is_behind_chunk=bool(pieces))
 
     def _encode(

@@ -57,9 +57,9 @@ class ConversationFinder:
         self._clearing = False  # all are to be deleted
         self._generation = 0
 
-    def named(self, session_id: str) -> FoundConversation:
-        """The conversation in the session `session_id`. Raises `SessionUnavailableError`."""
-        session = self._engine.session(session_id)
+    def named(self, session: Session) -> FoundConversation:
+        """The conversation in a session of the caller's. Raises `SessionUnavailableError`."""
+        self._engine.conversations.bring_up_to_date(session)
         return FoundConversation(
             session, self._generation, False, session.turns, len(session.token_ids)
         )

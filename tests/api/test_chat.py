@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from ragkv.api.bodies.client_parts import IGNORED, MAX_NOTES, UNKNOWN
-from ragkv.api.chat_completion import _address
-from ragkv.api.reports import source_of, without_markers
+from ragkv.api.bodies.parts import IGNORED, MAX_NOTES, UNKNOWN
+from ragkv.api.reports import address_of, source_of, without_markers
 from ragkv.retrieval import Passage
 
 from .helpers import FACTS, WORLD, corpus, engine_of, events, questions
@@ -253,7 +252,7 @@ def test_a_citation_links_to_the_web_or_to_this_server_whatever_its_author_wrote
     source: str, id: str, collection: str | None, address: str
 ) -> None:
     passage = Passage("", id, "text", (0, 4), source, {})
-    linked = _address(source_of(1, passage), collection)
+    linked = address_of(source_of(1, passage), collection)
     assert linked.removeprefix("/v1/collections/c/documents/") == address
 
 

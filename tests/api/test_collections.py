@@ -12,6 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
+from ragkv.api.answers import stream_answer
 from ragkv.api.keys import ANONYMOUS, KeyFile
 from ragkv.api.settings import LimitsConfig
 from ragkv.errors import CancelledError, DeadlineError
@@ -115,6 +116,46 @@ def test_the_kv_of_a_text_is_deleted_with_the_last_collection_that_holds_it(
     assert entries(client) == 1
     client.delete("/v1/collections/one")
     assert entries(client) == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/ask", "/v1/chat/completions"])
+@pytest.mark.parametrize("told", [False, True])
+def test_an_answer_leaves_no_kv_of_a_text_that_was_deleted_meanwhile(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, path: str, told: bool
+) -> None:
+    filled(client)
+    collections = service_of(client.app).tenants.opened()[""].collections
+    engine = engine_of(client.app)
+
+    def delete_first(*given: Any, **more: Any) -> Any:
+        """The passages are found; now their document is deleted, here or by another replica."""
+        if told:
+            monkeypatch.setattr(collections, "_drop", lambda _: None)
+        with collections.lease("facts") as rag:
+            collections.remove(rag, ["0"])
+        if told:
+            monkeypatch.undo()
+            engine.delete(FACTS[:1])
+            service_of(client.app).tenants.opened()[""]._forget_requests()
+        return stream_answer(*given, **more)
+
+    for route in ("ask", "chat"):
+        monkeypatch.setattr(f"ragkv.api.routes.{route}.stream_answer", delete_first)
+    asked = {"question": "Who built the mill of Oro?", "collection": "facts", "max_tokens": 2}
+    chat = {
+        "model": "reader:facts",
+        "messages": [{"role": "user", "content": "Who built the mill of Oro?"}],
+        "max_tokens": 2,
+    }
+    response = client.post(path, json=asked if path == "/v1/ask" else chat)
+    assert response.status_code == 200
+    assert FACTS[0] in {source["text"] for source in report_of(response.json())["sources"]}
+    engine.flush()
+    assert engine.entries.lacking(FACTS[:1])[0], "its KV was stored again, and stayed"
+
+
+def report_of(answer: Any) -> Any:
+    return answer.get("ragkv", answer)
 
 
 def test_the_next_start_finishes_a_deletion_that_a_kill_interrupted(

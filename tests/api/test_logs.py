@@ -14,7 +14,7 @@ import structlog
 from starlette.testclient import TestClient
 
 from ragkv.api.keys import KeyFile
-from ragkv.api.logs import configure_logging, logger
+from ragkv.api.logs import configure_logging, log
 from ragkv.api.settings import LogConfig
 
 
@@ -84,7 +84,7 @@ def test_no_log_line_holds_user_text_or_a_key(
     except ValueError:
         logging.getLogger("uvicorn.error").exception("Exception in ASGI application")
         logging.getLogger("uvicorn.error").error("Traceback (most recent call last): sesame")
-        logger().exception("failed")
+        log.exception("failed")
     text = written.getvalue()
     assert text.count('"event": "request"') == 5
     assert "sesame" not in text and secret[16:] not in text and "private" not in text
@@ -101,7 +101,7 @@ def test_probes_write_no_access_line(small: TestClient, written: io.StringIO) ->
 @pytest.mark.parametrize("written", ["json", "console"], indirect=True)
 def test_no_client_writes_lines_or_escape_codes_into_the_log(written: io.StringIO) -> None:
     text = "a\nINFO forged\r\x1b[2Jb\x9b31m\u2028c\u202ed"
-    logger().info("request", name=text, names=[text])
+    log.info("request", name=text, names=[text])
     logging.getLogger("ragkv.other").warning("it says %s", text)
     assert len(written.getvalue().splitlines()) == 2, written.getvalue()
     assert not re.search("[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\u2028\u202e]", written.getvalue())

@@ -12,9 +12,10 @@ from fastapi.testclient import TestClient
 from ragkv import Engine
 from ragkv.api.settings import LimitsConfig
 from ragkv.prompt.planning import Why
+from ragkv.retrieval import Document
 from tests.chat.prompt_templates import TEMPLATES, passages
 
-from .helpers import app_on, client_of, engine_of, filled
+from .helpers import app_on, client_of, engine_of, filled, service_of, wait_until
 from .test_chat import chat, said
 
 # the others change a passage's own characters
@@ -127,6 +128,20 @@ def test_passages_beyond_the_limit_are_not_looked_for_and_the_notes_say_so(
     assert got["ragkv"]["notes"] == [
         "Not looked for in messages: 3 passages; limits.known_chars is 200"
     ]
+
+
+def test_a_passage_that_another_process_stored_is_known_without_a_request(
+    talk: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ragkv.api.documents.deletions.POLL_S", 0.05)
+    filled(talk, "facts", passages()[:1])
+    tenant = service_of(talk.app).tenants.opened()[""]
+    before = tenant.chat.catalogue.passages.chars
+    with tenant.collections.lease("facts") as rag:
+        rag.index.ingest([Document("other", passages()[1])])  # past the collections' own methods
+    wait_until(lambda: tenant.chat.catalogue.passages.chars > before)
+    messages = [{"role": "user", "content": passages()[1] + ASK}]
+    assert chunks(chat(talk, messages, max_tokens=1)) == 1
 
 
 def test_a_long_prompt_without_a_passage_of_a_collection_is_logged_once(

@@ -79,14 +79,13 @@ def test_a_disconnect_cancels_the_answer_and_stores_no_turn(
     wait_until(lambda: working(app) == 1 and queue(app).served == 1)  # the request decodes
     connection.close()
     wait_until(lambda: working(app) == 0)
-    assert queue(app).cancelled == 1
+    # a stream may be closed at a token instead of cancelled
+    assert queue(app).cancelled == 1 or stream
     with plain(url) as client:
         assert client.get("/v1/sessions").json()["data"] == []
         assert (
             client.post("/v1/chat/completions", json={**BODY, "max_tokens": 3}).status_code == 200
         )
-    # a stream may be closed at a token instead of cancelled
-    assert queue(app).cancelled >= 1 or stream
 
 
 def test_a_disconnect_ends_requests_that_wait_for_the_model(app: FastAPI, url: str) -> None:

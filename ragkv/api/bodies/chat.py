@@ -13,8 +13,8 @@ from ragkv.model.decode.sampling import LEAST_REPETITION, MOST_BIASES, MOST_REPE
 from ragkv.prompt import MAX_LOGPROBS, AnswerOptions
 from ragkv.prompt.constraints import ResponseFormat
 
-from .client_parts import ClientPart, MessagePart
-from .documents import GivenDocument, Strict, optional
+from .documents import GivenDocument
+from .parts import ClientPart, MessagePart, Strict, optional
 from .resources import FormatRequest, RetrievalBody, ReuseOptions, SessionId
 from .tools import CallBody, NamedTool, ToolDefinition
 from .tools import Choice as ToolChoice

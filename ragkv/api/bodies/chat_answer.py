@@ -4,11 +4,9 @@ probabilities.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-
-from ragkv.types import Reuse
 
 from .resources import AnswerReport
 from .tools import CallBody
@@ -35,16 +33,6 @@ class UsageBody(BaseModel):
     completion_tokens: int = Field(description="Tokens of the answer.")
     total_tokens: int = Field(description="Both together.")
     prompt_tokens_details: PromptTokensDetails
-
-    @classmethod
-    def of(cls, prompt: Reuse, answer_tokens: int) -> Self:
-        """The counts of a prompt and of its answer."""
-        return cls(
-            prompt_tokens=prompt.tokens,
-            completion_tokens=answer_tokens,
-            total_tokens=prompt.tokens + answer_tokens,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=prompt.exact + prompt.fused),
-        )
 
 
 class Alternative(BaseModel):
@@ -111,15 +99,58 @@ class Choice(BaseModel):
     )
 
 
-class ChatResponse(BaseModel):
-    """An answer."""
-
-    model_config = ConfigDict(title="ChatCompletion")
+class ChatHead(BaseModel):
+    """What names an answer."""
 
     id: str = Field(description="The answer's id.")
     object: Literal["chat.completion"] = "chat.completion"
     created: int = Field(description="Seconds since the epoch.")
     model: str = Field(description="The model, as the request named it.")
+
+
+class ChatResponse(ChatHead):
+    """An answer."""
+
+    model_config = ConfigDict(title="ChatCompletion")
+
     choices: list[Choice] = Field(description="The one answer.")
     usage: UsageBody
     ragkv: AnswerReport = Field(description="The report of the answer.")
+
+
+def last_chunks(response: ChatResponse, with_usage: bool) -> list[dict[str, Any]]:
+    """The chunks that end the answer and, if requested, the chunk with the usage. The last of them
+    has the report.
+    """
+    choice = response.choices[0]
+    chunks = [
+        chunk_of(response, with_usage, {"tool_calls": [{"index": number, **call.model_dump()}]})
+        for number, call in enumerate(choice.message.tool_calls or ())
+    ]
+    annotations = [one.model_dump() for one in choice.message.annotations]
+    delta = {"annotations": annotations} if annotations else {}
+    chunks.append(chunk_of(response, with_usage, delta, choice.finish_reason))
+    if with_usage:
+        chunks.append(
+            {**chunk_of(response, True, {}), "choices": [], "usage": response.usage.model_dump()}
+        )
+    chunks[-1]["ragkv"] = response.ragkv.model_dump()
+    return chunks
+
+
+def chunk_of(
+    answer: ChatHead,
+    with_usage: bool,
+    delta: dict[str, Any],
+    finish_reason: str | None = None,
+) -> dict[str, Any]:
+    """A chunk of a stream."""
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    return {
+        "id": answer.id,
+        "object": "chat.completion.chunk",
+        "created": answer.created,
+        "model": answer.model,
+        "choices": [choice],
+        **({"usage": None} if with_usage else {}),
+    }

@@ -13,8 +13,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import ApiError
 from .chat import ChatRequest
-from .client_parts import MAX_NOTES
-from .documents import Strict
+from .parts import MAX_NOTES, Strict
 
 Body = TypeVar("Body", bound=BaseModel)
 

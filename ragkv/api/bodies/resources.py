@@ -15,7 +15,7 @@ from ragkv.retrieval import RETRIEVERS
 from ragkv.types import Timing
 
 from ..errors import ApiError
-from .documents import RequestPart, Strict, optional
+from .parts import RequestPart, Strict, optional
 
 T = TypeVar("T")
 

@@ -10,8 +10,7 @@ from pydantic_core import from_json
 from ragkv.chat import ToolCall
 
 from ..errors import ApiError
-from .client_parts import MessagePart
-from .documents import RequestPart, optional
+from .parts import MessagePart, RequestPart, optional
 
 ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 Choice = Literal["none", "auto", "required"]

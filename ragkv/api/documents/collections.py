@@ -17,6 +17,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from ragkv.chat import PassageMatcher
 from ragkv.engine import Engine
 from ragkv.entries import WarmReport
 from ragkv.errors import DeadlineError, QueueError, StoreError
@@ -37,6 +38,7 @@ from ..errors import not_found
 from ..full_disk import Reserve, making_room
 from .collection_folders import CollectionFolders, CollectionKey
 from .deletions import DeletionJournal
+from .known_passages import KnownPassages
 from .upload_parsing import Parsed
 
 log = logging.getLogger(__name__)
@@ -67,16 +69,20 @@ class Collections(Closing):
         engine: Engine,
         pool: CollectionPool,
         reserve: Reserve,
+        matcher: PassageMatcher,
+        known_chars: int,
     ) -> None:
         """`directory` is the tenant's; `open_index` opens the index in a folder, on the tenant's
-        `engine`; `reserve` is the home's.
+        `engine`; `reserve` is the home's. `matcher` knows the passages, up to `known_chars`.
         """
         self.folders = CollectionFolders(directory)
+        self.known_passages = KnownPassages(self.folders, matcher, known_chars)
         self.journal = DeletionJournal(directory)
         self._engine = engine
         self._open_index = open_index
         self._pool = pool
         self._reserve = reserve
+        self.deletions = 0  # of texts, by this process or told by others; it only grows
         # Held from a text's removal to the drop of its KV: if two collections remove a text, the
         # second drops its KV.
         self._dropping = threading.Lock()
@@ -118,13 +124,15 @@ class Collections(Closing):
         self._pool.discard(key)  # waits for requests that use it
         self._unfinished[self.folders.rename(name, key)] = ""
         self._finish()
+        self.known_passages.refresh(at_once=True)
         return True
 
     def tidy(self) -> None:
-        """Finish deletions that failed, and close what other processes deleted: while a collection
-        is open, its text stays on disk.
+        """Finish deletions that failed, and see what other processes changed. What they deleted is
+        closed: while a collection is open, its text stays on disk.
         """
         self._finish()
+        self.known_passages.refresh()
         for key in self._opened():
             if key.created is not None and self.folders.key(key.path.name) != key:
                 self._pool.discard(key, wait=False)
@@ -146,6 +154,7 @@ class Collections(Closing):
             )
             self._drop(passage.text for passage in report.forgotten_passages)
         self._leave_disk()
+        self.known_passages.refresh(at_once=True)
         return report
 
     def warm(
@@ -195,12 +204,15 @@ class Collections(Closing):
             removal = rag.index.delete(document_ids, self._note, check)
             self._drop(passage.text for passage in removal.forgotten_passages)
         self._leave_disk()
+        self.known_passages.refresh(at_once=True)
         return removal
 
-    def drop_if_deleted(self, name: str, texts: Iterable[str]) -> None:
+    def drop_if_deleted(self, name: str, texts: Iterable[str], since: int | None = None) -> None:
         """Drop the KV of those `texts` that were deleted from the collection `name` while their KV
-        was computed.
+        was computed. `since`: `deletions` before they were read; `None`: not known.
         """
+        if since == self.deletions:
+            return
         if deleted := self.folders.unheld(texts, [name]):
             with self._dropping:
                 self._drop(deleted)
@@ -259,6 +271,8 @@ class Collections(Closing):
         unheld = self.folders.unheld(texts)
         self._take_out(self._keys(texts - unheld))
         chunks = [self._engine.chunk(text) for text in unheld]
+        # First: a request that does not see it has stored its KV before it is dropped here.
+        self.deletions += bool(unheld)
         # Noted again: a replica may have read the index before its change.
         self.journal.add(self._engine.entries.keys(chunks))
         self._engine.delete(chunks)

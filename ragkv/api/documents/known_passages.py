@@ -1,8 +1,9 @@
 """The passages of a tenant's collections, as they are looked for in its chat messages.
 
-When a collection has changed, its new passages are read. Only the words of passages are held, up to
-about a limit for each tenant; what is beyond it is not found in messages, and the notes of an
-answer say so. Requests spend at most a tenth of the time on looking for changes.
+When a collection has changed, its new passages are read: at the end of the change, and every two
+seconds if another process made it (`DeletionFollower`). No question waits for that but the first
+ones of a tenant. Only the words of passages are held, up to about a limit for each tenant; what is
+beyond it is not found in messages, and the notes of an answer say so.
 """
 
 import logging
@@ -21,7 +22,7 @@ from .collection_folders import CollectionFolders, CollectionKey
 log = logging.getLogger(__name__)
 
 BATCH = 500  # So many passages are read at once.
-PAUSE = 10  # The next look at all collections waits this many times what the last one took.
+PAUSE = 100  # The next look at all collections waits this many times what the last one took.
 
 
 @dataclass(slots=True)
@@ -45,18 +46,19 @@ class KnownPassages:
         self._lock = threading.Lock()
         self._known: dict[CollectionKey, _Known] = {}
         self._look_at = 0.0  # the time of the next look at the collections, on the monotonic clock
+        self.left_out: tuple[str, ...] = ()  # a note, if passages are left out
+        self.read = threading.Event()  # set after the first look
 
-    def refresh(self) -> tuple[str, ...]:
-        """Read the collections that have changed. Returns a note if passages are left out."""
-        with self._lock:
-            if time.monotonic() >= self._look_at:
-                self._refresh()
-            left = sum(known.left for known in self._known.values())
-        note = (
-            f"Not looked for in messages: {counted(left, 'passage')}; limits.known_chars is "
-            f"{self._limit}"
-        )
-        return (note,) if left else ()
+    def refresh(self, at_once: bool = False) -> None:
+        """Read the collections that have changed: `at_once`, or unless the last look has just
+        been.
+        """
+        try:
+            with self._lock:
+                if at_once or time.monotonic() >= self._look_at:
+                    self._refresh()
+        finally:
+            self.read.set()
 
     def _refresh(self) -> None:
         began = time.monotonic()
@@ -80,6 +82,13 @@ class KnownPassages:
                 known.state = state
             except StoreError:
                 log.exception("passages_not_read")
+        if left := sum(known.left for known in self._known.values()):
+            self.left_out = (
+                f"Not looked for in messages: {counted(left, 'passage')}; limits.known_chars is "
+                f"{self._limit}",
+            )
+        else:
+            self.left_out = ()
 
     def _read(self, key: CollectionKey, known: _Known) -> None:
         """Know the passages that a collection has now, and forget those that it had."""

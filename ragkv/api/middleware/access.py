@@ -1,19 +1,22 @@
-"""Who sends the request, to which host and from which web page, and whether it is accepted now."""
+"""What is refused before a route runs: by path, host, origin, key, rate, and by the body's type and
+size.
+"""
 
 import ipaddress
 import re
 from contextlib import suppress
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import Match
-from starlette.types import Scope
+from starlette.types import Message, Receive, Scope
 
 from ragkv.runtime import is_loopback
 
 from ..errors import ApiError, invalid_key
 from ..keys import ANONYMOUS, Principal
 from ..service import Service
+from ..settings import LimitsConfig
 
 # These paths need no key and are served while the server is not ready.
 PUBLIC_PATHS = ("/", "/livez", "/readyz", "/metrics", "/openapi.json", "/favicon.ico")
@@ -24,7 +27,11 @@ PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip"
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # A key as it is sent. nginx reads it with the same expression (deploy/nginx.conf), and counts for it.
 AUTHORIZATION = re.compile(r"bearer +(rk-[\w-]{1,200})", re.ASCII | re.IGNORECASE)
+# The usual names of this machine; `is_loopback` knows the others.
+THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+# Bodies of these paths are JSON or forms, and are parsed in processes of their own.
+_UPLOAD_PATHS = re.compile(r"/v1/collections/[^/]+/documents/?")
 
 
 def is_public(path: str) -> bool:
@@ -74,7 +81,7 @@ class Access:
     def _check_host(self, host: str) -> None:
         """Raise `ApiError` 403 for a request that is addressed to an unknown host name."""
         name = _host_name(host)
-        if name in self._hosts or is_loopback(name):
+        if name in THIS_MACHINE or name in self._hosts or is_loopback(name):
             return
         if self._service.requires_key:
             is_known = not self._hosts
@@ -145,3 +152,86 @@ def _is_address(name: str) -> bool:
     with suppress(ValueError):
         return bool(ipaddress.ip_address(name))
     return False
+
+
+def count_values(body: bytes) -> int:
+    """About how many values a JSON text holds, commas in strings included: a fast bound of the work
+    of parsing it.
+    """
+    return body.count(b",") + body.count(b"[") + body.count(b"{")
+
+
+def bounded(scope: Scope, receive: Receive, limits: LimitsConfig) -> Receive:
+    """`receive` for a body within the limits; both raise `ApiError` for one above them, or of a
+    wrong type.
+
+    nginx has the whole body before it arrives here, so no time is bounded. Bytes are counted all
+    the same, whatever content length was announced, because on loopback nginx may not be there.
+    """
+    headers = MutableHeaders(scope=scope)
+    holds_documents = _UPLOAD_PATHS.fullmatch(scope["path"]) is not None
+    setting = (
+        "body_bytes" if holds_documents or limits.body_bytes <= limits.json_bytes else "json_bytes"
+    )
+    size = 0
+    values = 0
+    most = getattr(limits, setting)
+
+    def check(size: int) -> None:
+        if size > most:
+            raise _too_large(f"is larger than {most} bytes (limits.{setting})")
+        if values > limits.json_values:
+            raise _too_large(
+                f"has more than {limits.json_values} commas and opening brackets "
+                "(limits.json_values)"
+            )
+
+    async def receive_counted() -> Message:
+        nonlocal size, values
+        message = await receive()
+        piece = message.get("body", b"")
+        size += len(piece)
+        values += 0 if holds_documents else count_values(piece)
+        check(size)
+        return message
+
+    announced = headers.get("content-length", "0")
+    check(int(announced[:20]) if announced.isdigit() else 0)
+    if announced != "0" or "transfer-encoding" in headers:
+        if _is_curl(scope["path"], headers):
+            headers["content-type"] = "application/json"
+        _check_type(headers.get("content-type", ""), holds_documents)
+    return receive_counted
+
+
+def _too_large(problem: str) -> ApiError:
+    message = f"The body {problem}. Send less at a time."
+    # the rest of it is not read
+    return ApiError(413, message, "body_too_large", headers={"connection": "close"})
+
+
+def _is_curl(path: str, headers: Headers) -> bool:
+    """Whether this is `curl -d` at Ollama's API, whose documentation leaves the content type out.
+
+    A web page can send a form, too; but a browser says where it comes from.
+    """
+    kinds = ("", "application/x-www-form-urlencoded")
+    of_browser = "origin" in headers or "sec-fetch-site" in headers
+    return path.startswith("/api/") and headers.get("content-type", "") in kinds and not of_browser
+
+
+def _check_type(content_type: str, takes_forms: bool) -> None:
+    """Raise `ApiError` 415 unless the body is JSON, or a form where files are uploaded.
+
+    A foreign web page cannot send JSON without the server's consent (CORS), but it can send forms.
+    """
+    kind, *parameters = (part.strip().lower() for part in content_type.split(";"))
+    charsets = [p.partition("=")[2].strip('"') for p in parameters if p.startswith("charset=")]
+    is_json = kind == "application/json" and all(
+        charset in ("utf-8", "utf8") for charset in charsets
+    )
+    if not is_json and not (takes_forms and kind == "multipart/form-data"):
+        accepted = "application/json (UTF-8)" + (" or multipart/form-data" if takes_forms else "")
+        raise ApiError(
+            415, f"The content type {content_type[:100]!r} is not accepted here; send {accepted}."
+        )

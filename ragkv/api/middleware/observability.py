@@ -13,10 +13,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import CLIENT_GONE, as_api_error
-from ..logs import logger
+from ..logs import log
 from ..service import Service
-from .access import STATIC_PREFIX, Access, is_public
-from .body import bounded
+from .access import STATIC_PREFIX, Access, bounded, is_public
 
 METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 # They are requested every few seconds, so they fill no log.
@@ -99,7 +98,7 @@ class RequestMiddleware:
             fields["key"] = state["principal"].key_id
         if not is_complete:
             fields["cut"] = True  # the client left, or the server closed the connection
-        write = logger().debug if route in PROBED_ROUTES and status < 400 else logger().info
+        write = log.debug if route in PROBED_ROUTES and status < 400 else log.info
         write("request", **fields, **state["stats"])
 
 

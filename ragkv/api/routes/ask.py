@@ -13,7 +13,7 @@ from ragkv.types import TokenEvent
 
 from ..answers import check_text, max_tokens_of, nothing_found, retrieve, session_of, stream_answer
 from ..bodies.resources import AskRequest, AskResponse, PrefillReport
-from ..errors import check_at_most
+from ..limits import check_at_most
 from ..reports import answer_fields, prefill_fields, sources_of
 from ..service import PrincipalDep, ServiceDep
 from ..sse import Stream, format_event
@@ -51,15 +51,15 @@ async def ask(
             session = session_of(tenant, principal, body.session_id, body.question)
             with tenant.preparing(context.check):
                 before = question_before(session, tenant.engine.tokenizer)
-                hits, chunks = retrieve(tenant, body.question, body, context.check, before=before)
+                found = retrieve(tenant, body.question, body, context.check, before=before)
                 question = tenant.engine.intake.encode(body.question)
-            sources = sources_of(hits)
+            sources = sources_of(found.hits)
             numbers = [source.number for source in sources]
             yield "sources", {"sources": [source.model_dump() for source in sources]}
             options = body.engine_options
             options["max_new_tokens"], options["response_format"] = max_tokens, form
             for event in stream_answer(
-                context, tenant.engine, question, chunks, session, **options
+                context, tenant.engine, question, found.chunks, session, **options
             ):
                 if isinstance(event, ServedPrompt):
                     yield "prompt", PrefillReport(**prefill_fields(event, numbers)).model_dump()
@@ -67,15 +67,13 @@ async def ask(
                     if event.text:
                         yield "token", {"text": event.text}
                 else:
-                    tenant.collections.drop_if_deleted(
-                        body.collection, [source.text for source in sources]
-                    )
+                    found.drop_deleted(tenant)
                     yield AskResponse(
                         id=f"ask-{uuid.uuid4().hex}",
                         answer=event.text,
                         finish_reason=event.finish_reason,  # type: ignore[arg-type]
                         **answer_fields(event, event.text, sources, numbers, body.session_id),
-                        notes=notes if hits else [*notes, nothing_found(body.collection)],
+                        notes=notes if found.hits else [*notes, nothing_found(body.collection)],
                     )
             tenant.engine.settle(context.cancelled)
 

@@ -1,16 +1,84 @@
-"""/v1/chat/completions: OpenAI's endpoint, with documents."""
+"""/v1/chat/completions: OpenAI's endpoint, with documents. Ollama's comes here, too.
 
-from collections.abc import AsyncGenerator, Iterator
-from typing import Any
+A chat request is answered in a worker thread: from messages and documents to the engine's prompt,
+and back to OpenAI's response. Documents stand before the last user message. With a session, its
+stored history replaces all earlier messages. Without one, messages that continue an earlier answer
+word for word find its KV by their text. If the request has documents, its prompt is not stored for
+that: the messages of the next request will not contain the documents.
+"""
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Self
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from ..bodies.chat import ChatRequest
-from ..bodies.chat_answer import ChatResponse, Piece
-from ..chat_completion import ChatCompletion
-from ..service import PrincipalDep, ServiceDep
+from ragkv.chat import (
+    CallFilter,
+    ChatDocument,
+    ChatInput,
+    ChatPrompt,
+    FoundCalls,
+    PlainMessage,
+    find_calls,
+    insert_documents,
+    required_form,
+)
+from ragkv.conversations import Session
+from ragkv.errors import InputError
+from ragkv.model.decode.token_text import TokenText
+from ragkv.prompt import AnswerOptions
+from ragkv.prompt.constraints import ResponseFormat
+from ragkv.retrieval import Passage
+from ragkv.retrieval.rag import question_before
+from ragkv.types import Answer, Chunk, Text, TokenEvent
+
+from ..answers import (
+    Found,
+    check_text,
+    max_tokens_of,
+    nothing_found,
+    retrieve,
+    session_of,
+    stream_answer,
+)
+from ..bodies.chat import ChatRequest, Message
+from ..bodies.chat_answer import (
+    AssistantMessage,
+    ChatHead,
+    ChatResponse,
+    Choice,
+    Logprobs,
+    Piece,
+    PromptTokensDetails,
+    UsageBody,
+    chunk_of,
+    last_chunks,
+)
+from ..bodies.parts import notes_of
+from ..bodies.resources import AnswerReport, RetrievalBody, SourceBody
+from ..bodies.tools import NamedTool, ToolDefinition, called, check_choice
+from ..errors import ApiError
+from ..keys import Principal
+from ..limits import check_at_most
+from ..reports import (
+    annotations_of,
+    answer_fields,
+    citations_of,
+    missing_markers,
+    source_of,
+    sources_of,
+    without_markers,
+)
+from ..service import PrincipalDep, Service, ServiceDep
+from ..settings import LimitsConfig
 from ..sse import DONE, Stream, format_event
+from ..tenants import Tenant
+from ..work import WorkContext
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
@@ -29,66 +97,300 @@ async def chat(
     """OpenAI's endpoint. `documents` come with the request, or `rag` finds them; the answer cites
     them as [n].
     """
-    completion = ChatCompletion(service, principal, body)
-    completion.check()
+    completion = ChatCompletion.of(service, principal, body)
     if body.stream:
         return _streamed(completion, await service.answer_pool.stream(request, completion.events))
     return await service.answer_pool.run_stream(request, completion.events, ChatResponse)
 
 
 def _streamed(
-    completion: ChatCompletion, items: AsyncGenerator[Piece | ChatResponse, None]
+    completion: "ChatCompletion", items: AsyncGenerator[Piece | ChatResponse, None]
 ) -> Stream:
     options = completion.body.stream_options
     with_usage = options is not None and options.include_usage
+    head = completion.head
 
     def show(item: Piece | ChatResponse) -> Iterator[str]:
         if not isinstance(item, Piece):
-            yield from map(format_event, _last_chunks(completion, item, with_usage))
+            yield from map(format_event, last_chunks(item, with_usage))
             return
-        chunk = _chunk(completion, with_usage, {"content": item.text})
+        chunk = chunk_of(head, with_usage, {"content": item.text})
         if item.logprobs:
             chunk["choices"][0]["logprobs"] = {"content": item.logprobs, "refusal": None}
         yield format_event(chunk)
 
-    first = format_event(_chunk(completion, with_usage, {"role": "assistant", "content": ""}))
+    first = format_event(chunk_of(head, with_usage, {"role": "assistant", "content": ""}))
     return Stream(items, show, lambda error: format_event(error.body), first, DONE)
 
 
-def _last_chunks(
-    completion: ChatCompletion, response: ChatResponse, with_usage: bool
-) -> list[dict[str, Any]]:
-    """The chunks that end the answer and, if requested, the chunk with the usage. The last of them
-    has the report.
-    """
-    choice = response.choices[0]
-    chunks = [
-        _chunk(completion, with_usage, {"tool_calls": [{"index": number, **call.model_dump()}]})
-        for number, call in enumerate(choice.message.tool_calls or ())
-    ]
-    annotations = [one.model_dump() for one in choice.message.annotations]
-    delta = {"annotations": annotations} if annotations else {}
-    chunks.append(_chunk(completion, with_usage, delta, choice.finish_reason))
-    if with_usage:
-        chunks.append(
-            {**_chunk(completion, True, {}), "choices": [], "usage": response.usage.model_dump()}
+@dataclass(frozen=True, slots=True)
+class ChatCompletion:
+    """One chat request and the way to answer it."""
+
+    service: Service
+    principal: Principal
+    body: ChatRequest
+    # which passages to find: as `rag` says, by default in the collection that the model's name has
+    rag: RetrievalBody | None
+    max_tokens: int
+    notes: list[str]  # on what the request asks for and does not get
+    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def of(cls, service: Service, principal: Principal, body: ChatRequest) -> Self:
+        """The completion of a request. Raises `ApiError` for everything that can be refused before
+        any work.
+        """
+        limits = service.config.limits
+        collection = service.collection_of(body.model)
+        rag = body.rag
+        if collection is not None and (rag is None or "collection" not in rag.model_fields_set):
+            rag = (rag or RetrievalBody()).model_copy(update={"collection": collection})
+        _check(body, rag.k if rag else 0, limits)
+        max_tokens, cut = max_tokens_of(body.max_completion_tokens or body.max_tokens, limits)
+        parts = [part for message in body.messages for part in message.parts]
+        return cls(service, principal, body, rag, max_tokens, notes_of([body, *parts]) + cut)
+
+    @property
+    def head(self) -> ChatHead:
+        """What names the answer."""
+        return ChatHead(id=self.id, created=self.created, model=self.body.model)
+
+    @property
+    def _tools(self) -> Sequence[ToolDefinition]:
+        """The tools that the answer may call."""
+        return () if self.body.tool_choice == "none" else self.body.tools or ()
+
+    def events(self, context: WorkContext) -> Generator[Piece | ChatResponse, None, None]:
+        """Pieces of the answer as soon as they are certain, then the whole response."""
+        asked = [message.text for message in self.body.messages if message.role == "user"]
+        with self.service.tenants.lease(self.principal) as tenant:
+            session = session_of(tenant, self.principal, self.body.session_id, asked[-1])
+            # 1. Find the documents and build the prompt.
+            with tenant.preparing(context.check):
+                found = Found("")
+                if self.rag is not None:
+                    before = asked[-2] if len(asked) > 1 else ""
+                    if session is not None:
+                        before = question_before(session, tenant.engine.tokenizer)
+                    param = "rag.collection" if self.body.rag else "model"
+                    found = retrieve(tenant, asked[-1], self.rag, context.check, param, before)
+                sources = self._sources(found)
+                left_out = tenant.passages_left_out(context.check)
+                prompt = self._prompt(tenant, sources, found, session)
+            # 2. Answer.
+            response = yield from self._answered(context, tenant, prompt, sources)
+            found.drop_deleted(tenant)
+            response.ragkv.notes += [*left_out, *self._without_documents(tenant, prompt)]
+            yield response
+            tenant.engine.settle(context.cancelled)  # a stream has ended for its client by now
+
+    def _sources(self, found: Found) -> list[SourceBody]:
+        """The documents of the request, then those that were found."""
+        sources = list[SourceBody]()
+        for number, given in enumerate(self.body.documents or [], 1):
+            id = given.id or f"document-{number}"
+            passage = Passage(
+                "", id, given.text, (0, len(given.text)), given.title or id, {"title": given.title}
+            )
+            sources.append(source_of(number, passage))
+        return sources + sources_of(found.hits, len(sources) + 1)
+
+    def _prompt(
+        self, tenant: Tenant, sources: Sequence[SourceBody], found: Found, session: Session | None
+    ) -> ChatPrompt:
+        """The messages with the sources, as the engine takes them. What was found keeps its ids."""
+        given = len(sources) - len(found.chunks)
+        ids = [()] * given + [chunk.token_ids for chunk in found.chunks]
+        documents = tuple(
+            ChatDocument(one.text, {"source": one.source, "number": one.number}, token_ids)
+            for one, token_ids in zip(sources, ids, strict=True)
         )
-    chunks[-1]["ragkv"] = response.ragkv.model_dump()
-    return chunks
+        turns = [_plain(message) for message in self.body.messages]
+        tools = tuple(tool.for_prompt for tool in self.body.tools or ())
+        request = ChatInput(
+            insert_documents(turns, documents, tenant.chat.separator), documents, tools
+        )
+        if session is None:
+            # The next request's messages will not hold the documents, so such a conversation is not
+            # kept.
+            return tenant.chat.build_prompt(request, not documents, None)
+        if turns[-1].role not in ("user", "tool"):
+            raise InputError(
+                "With a session the last message must be the user's or a tool's: it is the "
+                "question."
+            )
+        return tenant.chat.build_prompt(request, False, session)
+
+    def _answered(
+        self, context: WorkContext, tenant: Tenant, prompt: ChatPrompt, sources: list[SourceBody]
+    ) -> Generator[Piece, None, ChatResponse]:
+        """Pieces of the answer; returns the response."""
+        form = self._form(tenant)
+        names = [tool.function.name for tool in self._tools]
+        tokens = TokenText(tenant.engine.tokenizer) if self.body.logprobs else None
+        answer: Answer | None = None
+        options: AnswerOptions = {
+            **self.body.engine_options,
+            "response_format": form,
+            "max_new_tokens": self.max_tokens,
+            "separator": "",  # the messages have their own text between passages
+        }
+        session = prompt.conversation.session if prompt.conversation else None
+        content = ""  # what was sent of the answer
+        filtered = CallFilter(form is not None and not form.schema) if names else None
+        try:
+            made = stream_answer(
+                context, tenant.engine, prompt.question, prompt.chunks, session, **options
+            )
+            with closing(made) as events:
+                for event in events:
+                    if isinstance(event, TokenEvent):
+                        logprobs = (
+                            tokens.entries([event.logprob]) if tokens and event.logprob else []
+                        )
+                        text = event.text if filtered is None else filtered.add(event.text)
+                        content += text
+                        if text or logprobs:
+                            yield Piece(text, logprobs)
+                    elif isinstance(event, Answer):
+                        answer = event  # sent after the loop, when the session is free again
+        finally:
+            if answer is None:  # it failed
+                tenant.chat.drop_turn(prompt)
+        assert answer is not None
+        # 3. Save the turn, so that messages which continue it find its KV.
+        calls = (
+            find_calls(answer.text, names, answer.finish_reason)
+            if names
+            else FoundCalls(answer.text)
+        )
+        answer = tenant.chat.save_turn(prompt, answer, calls.text, calls.calls)
+        # 4. Take calls out of the text. Append the markers of sources that the answer cites and
+        #    does not name, but not to JSON, where [1] is a list.
+        left = "" if filtered is None else calls.behind(filtered.sent)
+        if not calls.calls and form is None:
+            left += missing_markers(content + left, citations_of(content + left, sources))
+        content += left
+        if left:
+            yield Piece(left)
+        return self._response(tenant, prompt, answer, content, sources, calls)
+
+    def _form(self, tenant: Tenant) -> ResponseFormat | None:
+        """The form of the answer: of its text, of calls if it must call a tool, or of either.
+        Raises `SchemaError`.
+        """
+        tools = [tool.for_prompt for tool in self._tools]
+        choice = self.body.tool_choice
+        text = self.body.form
+        may_be_text = choice in (None, "auto")
+        if not tools or (may_be_text and text is None):
+            return text
+        name = choice.function.name if isinstance(choice, NamedTool) else "required"
+        syntax = tenant.chat.template_for(tools).call_syntax
+        calls = required_form(tools, name, syntax, bool(self.body.parallel_tool_calls))
+        return (
+            text.or_calls(calls)
+            if may_be_text and text is not None and calls is not None
+            else calls
+        )
+
+    def _without_documents(self, tenant: Tenant, prompt: ChatPrompt) -> list[str]:
+        """A note if the answer is the model's alone, although there are documents to answer from."""
+        if prompt.documents:
+            return []
+        if self.rag is not None:
+            return [nothing_found(self.rag.collection)]
+        names = tenant.collections.folders.names()
+        if not names or self.body.documents:
+            return []
+        model = self.service.model_id
+        return [
+            f"answered without documents, as the model {model} does; {model}:{names[0]} answers "
+            f"from the collection {names[0]}"
+        ]
+
+    def _response(
+        self,
+        tenant: Tenant,
+        prompt: ChatPrompt,
+        answer: Answer,
+        content: str,
+        sources: list[SourceBody],
+        found: FoundCalls,
+    ) -> ChatResponse:
+        numbers = [chunk.metadata.get("number") for chunk in _without_opening(prompt.chunks)]
+        report = AnswerReport(
+            **answer_fields(answer, content, sources, numbers, self.body.session_id),
+            notes=[*self.notes],
+        )
+        collection = self.rag.collection if self.rag else None
+        choice = Choice(
+            message=AssistantMessage(
+                content=None if found.calls and not content.strip() else content,
+                tool_calls=called(found.calls) if found.calls else None,
+                annotations=annotations_of(
+                    content, report, collection, len(self.body.documents or [])
+                ),
+            ),
+            logprobs=Logprobs(content=TokenText(tenant.engine.tokenizer).entries(answer.logprobs))  # type: ignore[arg-type]
+            if self.body.logprobs
+            else None,
+            finish_reason="tool_calls"
+            if found.calls and answer.finish_reason == "stop"
+            else answer.finish_reason,  # type: ignore[arg-type]
+        )
+        used = answer.reuse
+        usage = UsageBody(
+            prompt_tokens=used.tokens,
+            completion_tokens=len(answer.token_ids),
+            total_tokens=used.tokens + len(answer.token_ids),
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=used.exact + used.fused),
+        )
+        return ChatResponse(**dict(self.head), choices=[choice], usage=usage, ragkv=report)
 
 
-def _chunk(
-    completion: ChatCompletion,
-    with_usage: bool,
-    delta: dict[str, Any],
-    finish_reason: str | None = None,
-) -> dict[str, Any]:
-    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-    return {
-        "id": completion.id,
-        "object": "chat.completion.chunk",
-        "created": completion.created,
-        "model": completion.body.model,
-        "choices": [choice],
-        **({"usage": None} if with_usage else {}),
-    }
+def _check(body: ChatRequest, found: int, limits: LimitsConfig) -> None:
+    """Raise `ApiError` for a request that is refused; `found`: how many passages it wants found."""
+    if not any(message.role == "user" for message in body.messages):
+        raise ApiError(
+            400, "There is no user message: the prompt needs a question.", param="messages"
+        )
+    for number, message in enumerate(body.messages):
+        check_text(message.text, limits, f"messages.{number}")
+    documents = body.documents or []
+    check_at_most(len(documents) + found, limits.documents, "documents", "documents")
+    for number, document in enumerate(documents):
+        check_at_most(
+            len(document.text), limits.document_chars, f"documents.{number}.text", "characters"
+        )
+    if body.top_logprobs and not body.logprobs:
+        raise ApiError(400, "top_logprobs need logprobs: set it to true.", param="top_logprobs")
+    if None not in (old := body.max_tokens, new := body.max_completion_tokens) and old != new:
+        raise ApiError(
+            400, "max_tokens and max_completion_tokens differ; give one.", param="max_tokens"
+        )
+    body.form  # noqa: B018 - it raises
+    if body.tools or body.tool_choice:
+        check_choice(body.tools or (), body.tool_choice)
+
+
+def _plain(message: Message) -> PlainMessage:
+    """A message as plain text. Raises `ApiError` for a call whose arguments are no JSON object."""
+    if message.role == "assistant":
+        calls = tuple(given.call for given in message.tool_calls or ())
+        return PlainMessage("assistant", without_markers(message.text), calls)
+    if message.role == "tool":
+        return PlainMessage(
+            "tool", message.text, call_id=message.tool_call_id or "", name=message.name or ""
+        )
+    return PlainMessage(
+        "system" if message.role in ("system", "developer") else "user", message.text
+    )
+
+
+def _without_opening(chunks: Sequence[Chunk]) -> Sequence[Chunk]:
+    """The chunks as the engine numbers them: it does not count an opening text."""
+    first = chunks[0] if chunks else None
+    return chunks[1:] if isinstance(first, Text) and first.opening else chunks

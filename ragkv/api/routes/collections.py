@@ -13,9 +13,9 @@ from ..answers import check_text
 from ..bodies import resources as schemas
 from ..bodies.documents import ID_PATTERN, DocumentsIn
 from ..documents.upload_parsing import FORM, Parsed, Upload, UploadError, parse_upload
-from ..errors import ApiError, check_at_most, not_found
+from ..errors import ApiError, not_found
 from ..keys import Principal
-from ..limits import check_disk
+from ..limits import check_at_most, check_disk
 from ..reports import sources_of, title_of
 from ..service import Service, TenantExecutorDep
 from ..tenants import Tenant

@@ -11,10 +11,11 @@ from ragkv.retrieval import Embedder, one_vector
 from ragkv.runtime import Check
 
 from ..answers import check_text
-from ..bodies.documents import Strict, optional
+from ..bodies.parts import Strict, optional
 from ..bodies.resources import Listed
-from ..errors import ApiError, check_at_most, unknown_model
+from ..errors import ApiError, unknown_model
 from ..keys import Principal
+from ..limits import check_at_most
 from ..service import PrincipalDep, Service, ServiceDep, record_embedding
 
 router = APIRouter(prefix="/v1", tags=["openai"])

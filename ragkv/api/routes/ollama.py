@@ -19,12 +19,12 @@ from ragkv.model.loading import locate
 
 from ..bodies.chat_answer import ChatResponse, Piece
 from ..bodies.ollama import OllamaEmbedRequest, OllamaRequest, ShowRequest, validated
-from ..chat_completion import ChatCompletion
 from ..errors import not_found
 from ..keys import Principal
 from ..service import PrincipalDep, Service, ServiceDep, TenantExecutorDep
 from ..sse import Stream
 from ..tenants import Tenant
+from .chat import ChatCompletion
 from .embeddings import EmbeddingsRequest, embed
 from .models import models_of
 
@@ -137,7 +137,7 @@ async def _answered(
     body: OllamaRequest, request: Request, service: Service, principal: Principal, form: Form
 ) -> Response:
     """The answer, in lines or whole."""
-    completion = ChatCompletion(service, principal, body.as_chat(service.model_id))
+    completion = ChatCompletion.of(service, principal, body.as_chat(service.model_id))
 
     def line(text: str, calls: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         now = datetime.now(UTC).isoformat()
@@ -167,7 +167,6 @@ async def _answered(
             ragkv=response.ragkv.model_dump(),
         )
 
-    completion.check()
     if not (body.messages or body.prompt):  # how clients ask for a model to be loaded or unloaded
         reason = "unload" if body.unloads else "load"
         return JSONResponse(line("", [], done=True, done_reason=reason))

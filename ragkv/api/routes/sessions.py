@@ -14,7 +14,7 @@ from ragkv.conversations import Session
 from ragkv.errors import InputError
 
 from ..answers import SAVE_S
-from ..bodies.documents import Strict, optional
+from ..bodies.parts import Strict, optional
 from ..bodies.resources import SESSION_PATTERN, Deleted, Listed, SessionId
 from ..errors import ApiError, not_found
 from ..service import TenantExecutorDep

@@ -292,7 +292,8 @@ class ChatRagKV(BaseChatModel):
         session_id = settings["session_id"]
         shared = self.shared
         request = chat_input(messages, settings["documents"] or (), shared.separator, tools)
-        prompt = shared.build_prompt(request, self.conversations and not session_id, session_id)
+        session = shared.engine.session(session_id) if session_id else None
+        prompt = shared.build_prompt(request, self.conversations and session is None, session)
         options = answer_options(settings)
         options["separator"] = ""  # the messages have their own text between passages
         syntax = shared.template_for(request.tools).call_syntax

@@ -19,10 +19,9 @@ from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
-from ragkv.api.bodies.documents import Strict
+from ragkv.api.bodies.parts import Strict
 from ragkv.api.keys import ANONYMOUS, KeyFile
-from ragkv.api.middleware.access import ANSWER_PATHS
-from ragkv.api.middleware.body import count_values
+from ragkv.api.middleware.access import ANSWER_PATHS, count_values
 from ragkv.api.routes import ROUTERS
 from ragkv.api.service import PrincipalDep, ServiceDep
 from ragkv.api.settings import LimitsConfig, QueueConfig
