@@ -175,7 +175,7 @@ def together(bench: Bench) -> Iterator[Row]:
     def both(prompts: list[list[list[int]]], rows: int) -> tuple[float, float]:
         joint_prefills.JOINT_ROWS = rows
         with ThreadPoolExecutor(len(prompts)) as pool:
-            with engine.scheduler.turn():
+            with engine.scheduler.computing():
                 waiting = [
                     pool.submit(engine.prefill, QUESTION, chunks, ratio=0.15) for chunks in prompts
                 ]

@@ -108,7 +108,7 @@ def _assembled(
     if store is None:
         store = Store.open(settings, page_locked=page_locked, block_tokens=blocks)
         opened.callback(store.close)
-    scheduler = Scheduler(model.turns, config.scheduler, store, settings.tenant)
+    scheduler = Scheduler(model.compute, config.scheduler, store, settings.tenant)
     encoder = _encoder(model, config, intake, scheduler)
     background = BackgroundEncoder(encoder, store, scheduler)
     opened.callback(background.close)
@@ -133,7 +133,7 @@ def _assembled(
     if maker is not None:
         backend = maker(model, entries, scheduler)
     else:
-        with scheduler.turn():
+        with scheduler.computing():
             prefix = encoder.prefix()
         lookup = Lookup(
             model.adapter,

@@ -182,7 +182,7 @@ class Measuring:
         adapter = self._adapter
         with (
             self._fusor.prepared(plan, make_selector("first-k"), ratio) as prompt,
-            self._scheduler.turn(),
+            self._scheduler.computing(),
         ):
             adapter.wait_for_device()
             began = time.perf_counter()
@@ -211,7 +211,7 @@ class Measuring:
 
     @torch.no_grad()
     def _timed(self, work: Callable[[], object]) -> float:
-        with self._scheduler.turn():
+        with self._scheduler.computing():
             self._adapter.wait_for_device()
             began = time.perf_counter()
             work()

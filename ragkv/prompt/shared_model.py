@@ -19,7 +19,7 @@ from ragkv.model.fingerprint import (
 from ragkv.model.loading import DtypeChoice
 from ragkv.runtime import limit_kernel_caches
 from ragkv.runtime.outside_text import TokenCounter
-from ragkv.scheduling import ModelTurns
+from ragkv.scheduling import SharedCompute
 from ragkv.store import Identity, dtype_name
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class SharedModel:
     adapter: Adapter
     tokenizer: Any | None
     identity: Identity  # of every entry this model makes; an engine adds its application's part
-    turns: ModelTurns
+    compute: SharedCompute
     dtype_choice: DtypeChoice
     # KV of prefixes with the neutral text, which the encoders of all engines share.
     contexts: dict[tuple[int, ...], Context] = field(default_factory=dict)
@@ -75,8 +75,8 @@ class SharedModel:
             identity.dtype, f"{identity.dtype}, in which the model was given"
         )
         log.info("The model computes in %s.", choice.why)
-        turns = ModelTurns(adapter)
-        return cls(adapter, tokenizer, identity, turns, choice)
+        compute = SharedCompute(adapter)
+        return cls(adapter, tokenizer, identity, compute, choice)
 
     @cached_property
     def grammars(self) -> "Grammars":

@@ -1,6 +1,6 @@
 """Who may compute, and when: the scheduler of an engine, and batched decoding."""
 
 from .decode_batch import DecodeBatch
-from .scheduler import ModelTurns, QueueStats, Scheduler, Work
+from .scheduler import QueueStats, Scheduler, SharedCompute, Work
 
-__all__ = ["DecodeBatch", "ModelTurns", "QueueStats", "Scheduler", "Work"]
+__all__ = ["DecodeBatch", "SharedCompute", "QueueStats", "Scheduler", "Work"]

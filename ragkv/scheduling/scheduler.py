@@ -5,7 +5,7 @@ The callers' threads do the work. An admission covers planning and prefill, neve
 admitted request computes while the others look up and read ahead (section 3.2.1), and an open
 stream delays no other request. One `Work` is made for each request and passed by hand to everything
 that waits or computes for it. What is held for a request is released however it ends. Engines on
-one model have a scheduler each, with a queue of its own, and share the `ModelTurns`. The scheduler
+one model have a scheduler each, with a queue of its own, and share the `SharedCompute`. The scheduler
 knows no prompts. docs/research/scheduler.md has a drawing.
 """
 
@@ -104,8 +104,8 @@ class QueueStats:
     cancelled: int  # cancelled while they waited, prefilled or decoded
 
 
-class ModelTurns:
-    """What the engines on one model share: whose turn it is, the decode batch, and how many
+class SharedCompute:
+    """What the engines on one model share: who computes now, the decode batch, and how many
     requests run.
     """
 
@@ -126,16 +126,16 @@ class Scheduler:
     """One engine's requests and background work. All methods are thread-safe."""
 
     def __init__(
-        self, turns: ModelTurns, config: SchedulerConfig, store: Store, owner: str = ""
+        self, compute: SharedCompute, config: SchedulerConfig, store: Store, owner: str = ""
     ) -> None:
         """`owner` is the tenant for which all of this engine's work waits and is charged."""
         self.owner = owner
-        self._turns = turns
+        self._compute = compute
         self._config = config
         self._store = store
         # where requests are computed together
-        self.batch = turns.batch
-        self.prefills = turns.prefills
+        self.batch = compute.batch
+        self.prefills = compute.prefills
         self._lock = threading.Lock()
         self._waiting: deque[Work] = deque()
         self._running: set[Work] = set()
@@ -196,17 +196,17 @@ class Scheduler:
         While other tenants compute, only a few requests of one tenant wait for the model.
         """
         while len(self._running) + len(self._waiting) >= FEW_ROWS and (
-            self._turns.lock.owners - {self.owner}
+            self._compute.lock.owners - {self.owner}
         ):
             check()
             time.sleep(POLL_S)
 
     @contextmanager
-    def turn(self, check: Check = no_check) -> Iterator[None]:
+    def computing(self, check: Check = no_check) -> Iterator[None]:
         """Compute with the model inside the block. Raises what `check` raises, and `RagKVError`
         once closed.
         """
-        with self._turns.lock.hold(self.owner, check=check):
+        with self._compute.lock.hold(self.owner, check=check):
             self._check_open()
             yield
 
@@ -214,35 +214,35 @@ class Scheduler:
         """Let requests that wait for a token decode a step, then let tenants that used less time
         compute first.
 
-        The thread whose turn it is calls this between two layers. Raises `RagKVError` if the engine
+        The thread that computes calls this between two layers. Raises `RagKVError` if the engine
         was closed.
         """
-        if self._turns.batch.waiting:  # read without a lock: usually no request waits
-            self._turns.batch.step_waiting()
-        self._turns.lock.give_way()
-        self._turns.threads.begin()
+        if self._compute.batch.waiting:  # read without a lock: usually no request waits
+            self._compute.batch.step_waiting()
+        self._compute.lock.give_way()
+        self._compute.threads.begin()
         self._check_open()
 
     @property
     def busy(self) -> bool:
         """Whether a request runs on the model, of this engine or of another one."""
-        return self._turns.requests > 0
+        return self._compute.requests > 0
 
     def wait_idle(self, timeout_s: float, hurried: Callable[[], bool]) -> None:
         """Return when no request runs, when `hurried` is true after a `wake`, or after
         `timeout_s`.
         """
-        with self._turns.changed:
-            self._turns.changed.wait_for(lambda: not self.busy or hurried(), timeout_s)
+        with self._compute.changed:
+            self._compute.changed.wait_for(lambda: not self.busy or hurried(), timeout_s)
 
     def wake(self) -> None:
         """Wake the threads in `wait_idle`, so that they ask `hurried` again."""
         self._add_requests(0)
 
     @contextmanager
-    def encoding_turn(self, check: Check = no_check) -> Iterator[None]:
-        """A turn to encode one batch of chunks. Raises what `turn` raises."""
-        with self._turns.encoding.hold(self.owner, check=check), self.turn(check):
+    def encoding(self, check: Check = no_check) -> Iterator[None]:
+        """Encode one batch of chunks inside the block. Raises what `computing` raises."""
+        with self._compute.encoding.hold(self.owner, check=check), self.computing(check):
             yield
 
     def stats(self) -> QueueStats:
@@ -252,10 +252,10 @@ class Scheduler:
             return QueueStats(len(self._waiting), len(self._running), *counts)
 
     def close(self) -> None:
-        """Wait for the turn under way to end, and allow no other. Answers that decode already go
+        """Wait for the pass under way to end, and allow no other. Answers that decode already go
         on.
         """
-        with self._turns.lock.hold(self.owner):
+        with self._compute.lock.hold(self.owner):
             self._closed = True
 
     def _check_open(self) -> None:
@@ -263,9 +263,9 @@ class Scheduler:
             raise RagKVError("The engine is closed; build a new one.")
 
     def _add_requests(self, count: int) -> None:
-        with self._turns.changed:
-            self._turns.requests += count
-            self._turns.changed.notify_all()
+        with self._compute.changed:
+            self._compute.requests += count
+            self._compute.changed.notify_all()
 
     def _admitted_at_once(self, work: Work) -> bool:
         """Admit `work` if none waits and there is room."""

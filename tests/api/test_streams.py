@@ -91,7 +91,7 @@ def test_a_disconnect_cancels_the_answer_and_stores_no_turn(
 def test_a_disconnect_ends_requests_that_wait_for_the_model(app: FastAPI, url: str) -> None:
     with plain(url) as client:
         client.post("/v1/chat/completions", json={**BODY, "max_tokens": 1})
-    with engine_of(app).scheduler.turn():  # no request can compute
+    with engine_of(app).scheduler.computing():  # no request can compute
         connections = [raw(url, {**BODY, "stream": stream}) for stream in (True, False, True)]
         wait_until(lambda: working(app) == 3 and queue(app).waiting + queue(app).admitted == 3)
         for connection in connections:

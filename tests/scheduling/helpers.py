@@ -17,7 +17,7 @@ def between_layers(
 ) -> None:
     """Have `step` called between two layers, as if requests waited for a token there."""
     always = SimpleNamespace(waiting=[1], step_waiting=step)
-    monkeypatch.setattr(engine.model.turns, "batch", always)
+    monkeypatch.setattr(engine.model.compute, "batch", always)
 
 
 def begin(work: Callable[..., object], *arguments: Any) -> threading.Thread:

@@ -16,7 +16,7 @@ from ragkv.config import SchedulerConfig, SessionConfig
 from ragkv.errors import CancelledError, DeadlineError, QueueFullError
 from ragkv.model import adapt
 from ragkv.model.cpu.copied import FEW_ROWS
-from ragkv.scheduling import ModelTurns, Scheduler, Work
+from ragkv.scheduling import Scheduler, SharedCompute, Work
 from ragkv.scheduling.scheduler import JOINT_TOKENS
 from ragkv.store import PrefetchHint
 from tests import tiny_models
@@ -41,9 +41,9 @@ class Queue:
 
     def __init__(self, owner: str = "", **settings: Any) -> None:
         self.listener = Listener()
-        self.turns = ModelTurns(adapt(tiny_models.model("llama")))
+        self.compute = SharedCompute(adapt(tiny_models.model("llama")))
         config = SchedulerConfig(**settings)
-        self.scheduler = Scheduler(self.turns, config, self.listener, owner)
+        self.scheduler = Scheduler(self.compute, config, self.listener, owner)
         self.order: list[int] = []
         self.errors: list[Exception] = []
         self.go = [threading.Event() for _ in range(20)]
@@ -198,7 +198,7 @@ def held(engine: Engine) -> dict[str, int]:
         "admitted": stats.admitted,
         "announced": engine.store.stats().announced,
         "requests": int(engine.scheduler.busy),
-        "computing": int(engine.model.turns.lock.held),
+        "computing": int(engine.model.compute.lock.held),
     }
 
 
@@ -286,7 +286,10 @@ class TestCancellation:
                 engine.scheduler.admitted(Work()),
                 lambda: engine.stats().queue.waiting == 1,
             ),
-            "for the compute lock": (engine.scheduler.turn(), lambda: held(engine)["leases"] >= 2),
+            "for the compute lock": (
+                engine.scheduler.computing(),
+                lambda: held(engine)["leases"] >= 2,
+            ),
         }[where]
         with hold:
             thread = self.answer(engine, cancellation)
@@ -354,8 +357,8 @@ class TestCancellation:
 def test_few_prompts_of_an_owner_are_prepared_ahead_while_another_owner_computes() -> None:
     queue = Queue(owner="flood")
     checks = list[None]()
-    other = Scheduler(queue.turns, SchedulerConfig(), Listener(), "other")
-    with other.turn():
+    other = Scheduler(queue.compute, SchedulerConfig(), Listener(), "other")
+    with other.computing():
         for number in range(FEW_ROWS + 1):
             # one of them was computed
             queue.scheduler.wait_for_room(lambda: checks.append(queue.go[0].set()))
@@ -428,10 +431,10 @@ def test_a_turn_computes_on_the_threads_that_are_chosen_and_they_are_chosen_agai
 ) -> None:
     queue = Queue()
     begun: list[str] = []
-    threads = queue.turns.threads
+    threads = queue.compute.threads
     monkeypatch.setattr(type(threads), "begin", lambda _: begun.append("begin"))
     monkeypatch.setattr(type(threads), "end", lambda _: begun.append("end"))
-    with queue.scheduler.turn():
+    with queue.scheduler.computing():
         assert begun[-1:] != ["end"]
         before = len(begun)
         queue.scheduler.between_layers()

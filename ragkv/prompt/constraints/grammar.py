@@ -47,7 +47,7 @@ class ConstraintTokenizer:
         self._tokenizer = tokenizer
         self.vocabulary = vocabulary
         self._lock = threading.Lock()
-        self.turns = FairLock()
+        self.lock = FairLock()
         self._built: Any = None
         own_end = getattr(tokenizer, "eos_token_id", None)
         self.end_tokens = tuple(end_tokens) or (() if own_end is None else (int(own_end),))
@@ -111,14 +111,14 @@ class TokenConstraint:
         self._owner = owner
         self._vocabulary = tokenizer.vocabulary
         self.end_tokens = tokenizer.end_tokens
-        self._turns = tokenizer.turns
+        self._lock = tokenizer.lock
         self._took_s = 0.0  # of the last mask
         self._packed: bytes | None = None  # the next mask: a bit for each token
 
     def prepare(self) -> None:
         """Compute the next mask now, while a step runs. Raises nothing: `mask` does."""
         if self._packed is None and not self.finished:
-            with self._turns.hold(self._owner) if self._took_s > SLOW_S else nullcontext():
+            with self._lock.hold(self._owner) if self._took_s > SLOW_S else nullcontext():
                 began = time.perf_counter()
                 self._packed = self._matcher.compute_bitmask()
                 self._took_s = time.perf_counter() - began
@@ -199,7 +199,7 @@ class Grammars:
         tokenizer = self._tokenizer.get()  # slow at the first call, but not because of the schema
         if (found := self.kept.get(form)) is not None:
             return found
-        with self._tokenizer.turns.hold(owner, check=check):
+        with self._tokenizer.lock.hold(owner, check=check):
             if (found := self.kept.get(form)) is None:  # another thread may have made it meanwhile
                 size_bytes = _tried(_parts(form), check)
                 found = Grammar(_compiled(tokenizer, form), self._tokenizer)

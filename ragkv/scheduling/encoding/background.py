@@ -226,7 +226,7 @@ class BackgroundEncoder:
     def _encode(self, wanted: _Ids) -> None:
         if self._is_stored(wanted):
             return
-        with self._scheduler.encoding_turn():
+        with self._scheduler.encoding():
             (entry,) = self._encoder.chunks([wanted])
         with self._changed:  # so that it is not forgotten while it is put
             if self._current != wanted:  # deleted meanwhile

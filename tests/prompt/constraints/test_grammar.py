@@ -50,8 +50,8 @@ def test_after_a_slow_mask_the_next_one_waits_for_its_turn() -> None:
     tokenizer = ConstraintTokenizer(byte_tokenizer(), VOCABULARY, ())
     matcher = SimpleNamespace(is_stopped=lambda: False, compute_bitmask=lambda: b"mask")
     constraint = TokenConstraint(matcher, tokenizer)
-    turns = tokenizer.turns
-    with turns.hold():
+    lock = tokenizer.lock
+    with lock.hold():
         constraint.prepare()
         assert constraint._packed == b"mask", "nothing was slow yet"
         constraint._packed = None

@@ -44,7 +44,7 @@ def test_another_tenant_computes_before_the_chunk_is_complete(
         other = engine.with_config(EngineConfig(store=StoreConfig(tenant="second")))
 
         def compute() -> None:
-            with other.scheduler.turn():
+            with other.scheduler.computing():
                 seen.append(engine.store.lease(identity, tuple(A)) is None)
                 owners.append(engine.scheduler.batch.lock.owners)
 
