@@ -251,6 +251,12 @@ class IndexFile(Closing):
             ORDER BY rank, rowid LIMIT ?"""
         return self._rows(sql, [match, *where.parameters, k]) if match else []
 
+    @property
+    def held_bytes(self) -> int:
+        """What `vectors` keeps in memory."""
+        held = self._vectors
+        return 0 if held is None else held[1].nbytes + held[2].nbytes
+
     def vectors(self) -> tuple[TextNumbers, Vectors]:
         """The rows (N,), (N, D) of every text in use that has vectors. Kept in memory until the
         revision changes.

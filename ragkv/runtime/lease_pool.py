@@ -35,7 +35,7 @@ class LeasePool(Closing, Generic[K, V]):
 
     A leased value is never closed, except when the whole pool is. If there are too many, the value
     to be closed is one of the group that has the most: the one that was idle longest. So a group
-    that opens many closes its own.
+    that opens many closes its own. If they keep too many bytes, it is the one that was idle longest.
     """
 
     def __init__(
@@ -44,13 +44,20 @@ class LeasePool(Closing, Generic[K, V]):
         close: Callable[[V], None],
         *,
         group: Callable[[K], Hashable] = lambda key: key,
+        most_bytes: int = 0,
+        bytes_of: Callable[[V], int] = lambda _: 0,
     ) -> None:
         """`limit` values stay open, and more while all of them are leased. What `close` raises is
         logged.
+
+        Those that keep bytes in memory, as `bytes_of` says, keep `most_bytes` together; one of them
+        may keep more.
         """
         self._limit = limit
         self._close_value = close
         self._group = group
+        self._most_bytes = most_bytes
+        self._bytes_of = bytes_of
         # guards the table; never held while a value is opened or closed
         self._changed = threading.Condition()
         self._slots: OrderedDict[K, _Slot[V]] = OrderedDict()  # least recently used first
@@ -138,13 +145,23 @@ class LeasePool(Closing, Generic[K, V]):
         self._close_idle()
 
     def _close_idle(self) -> None:
-        """Close idle values until there are no more than `limit`, or all are leased."""
+        """Close idle values until there are no more than `limit`, or all are leased; and those with
+        bytes until they have no more than `most_bytes`.
+        """
         while True:
             with self._changed:
-                sizes = Counter(self._group(key) for key in self._slots)
-                idle = [key for key, slot in self._slots.items() if not slot.users]
-                if len(self._slots) <= self._limit or not idle:
+                kept = {
+                    key: 0 if (value := slot.value) is None else self._bytes_of(value)
+                    for key, slot in self._slots.items()
+                }
+                many = len(kept) > self._limit
+                large = sum(kept.values()) > self._most_bytes
+                if not many:  # only what keeps bytes is closed for bytes
+                    kept = {key: size for key, size in kept.items() if size}
+                idle = [key for key in kept if not self._slots[key].users]
+                if not idle or not (many or (large and len(kept) > 1)):
                     return
+                sizes = Counter(self._group(key) for key in kept if many)
                 # of equals, `max` takes the first
                 key = max(idle, key=lambda key: sizes[self._group(key)])
                 slot = self._claim(key)

@@ -154,6 +154,31 @@ def test_an_answer_leaves_no_kv_of_a_text_that_was_deleted_meanwhile(
     assert engine.entries.lacking(FACTS[:1])[0], "its KV was stored again, and stayed"
 
 
+def test_open_collections_keep_few_bytes_of_vectors_together(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = service_of(client.app).tenants._collections
+
+    def held() -> int:
+        return sum(rag.index.held_bytes for rag in pool.opened().values())
+
+    def search(name: str) -> None:
+        found = client.post(f"/v1/collections/{name}/search", json={"query": "mill"})
+        assert len(found.json()["hits"]) == len(FACTS)
+
+    for name in ("one", "two", "three"):
+        filled(client, name)
+    search("one")
+    of_one = held()
+    assert of_one > 0
+    search("two")
+    assert held() == 2 * of_one
+    monkeypatch.setattr(pool, "_most_bytes", of_one)
+    search("three")
+    search("three")
+    assert held() == of_one
+
+
 def report_of(answer: Any) -> Any:
     return answer.get("ragkv", answer)
 

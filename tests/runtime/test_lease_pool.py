@@ -70,6 +70,20 @@ def test_a_group_that_opens_many_values_closes_its_own() -> None:
     assert openings.opened.count("b1") == 1
 
 
+def test_values_that_keep_too_many_bytes_are_closed_and_one_may_keep_more() -> None:
+    openings = Openings()
+    pool = LeasePool(9, openings.close, most_bytes=10, bytes_of=lambda key: int(key[1:]))
+    use(pool, openings, "a4", "b0", "c6")
+    assert openings.names == {"a4", "b0", "c6"}
+    use(pool, openings, "d1")
+    assert openings.names == {"b0", "c6", "d1"}, "the one that was idle longest was closed"
+    use(pool, openings, "e99", "e99")
+    assert openings.names == {"b0", "e99"} and openings.opened.count("e99") == 1
+    with pool.lease("e99", openings.opener("e99")):
+        use(pool, openings, "a4")
+        assert openings.names == {"b0", "e99"}, "one in use stays, and the idle one is closed"
+
+
 def test_while_all_are_leased_one_more_is_open_and_then_the_limit_holds_again() -> None:
     openings = Openings()
     pool = pool_of(openings, 1)

@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 
 from ragkv.chat import PassageMatcher
+from ragkv.config import MIB
 from ragkv.engine import Engine
 from ragkv.entries import WarmReport
 from ragkv.errors import DeadlineError, QueueError, StoreError
@@ -48,15 +49,24 @@ AT_ONCE_S = 5.0
 # After a start the KV of at most `RESUMED` passages is made without a question: they wait in
 # memory.
 RESUMED = 4096
+# Of vectors that open collections keep in memory, those of all tenants together; one collection may
+# have more.
+OPEN_BYTES = 512 * MIB
 
 CollectionPool = LeasePool[CollectionKey, Rag]
 
 
 def collection_pool(limit: int) -> CollectionPool:
-    """The open collections of all tenants: `limit`, and those in use. A tenant that opens many
-    closes its own.
+    """The open collections of all tenants: `limit`, with `OPEN_BYTES` of vectors, and those in use.
+    A tenant that opens many closes its own.
     """
-    return LeasePool(limit, Rag.close, group=lambda key: key.path.parent)
+    return LeasePool(
+        limit,
+        Rag.close,
+        group=lambda key: key.path.parent,
+        most_bytes=OPEN_BYTES,
+        bytes_of=lambda rag: rag.index.held_bytes,
+    )
 
 
 class Collections(Closing):
