@@ -57,7 +57,7 @@ def test_after_a_slow_mask_the_next_one_waits_for_its_turn() -> None:
         constraint._packed = None
         constraint._took_s = 2 * module.SLOW_S
         thread = begin(constraint.prepare)
-        until(lambda: turns.waiting == 1)
+        until(lambda: lock.waiting == 1)
         assert constraint._packed is None
     thread.join(20)
     assert constraint._packed == b"mask"
