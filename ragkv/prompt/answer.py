@@ -2,7 +2,7 @@
 another server.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -165,7 +165,7 @@ class OwnModel:
             seen = prefill.token_ids.to(self._device)
             sampler = Sampler(task.request.sampling, seen, ends, constraint)
         answer = _SampledAnswer(task, prefill, self._tokenizer, sampler, ends, constraint)
-        event = answer.choose(prefill.logits)
+        event = answer.choose(prefill.logits, *answer.greedy(prefill.logits.unsqueeze(0)))
         if event is not None:
             yield event
         if not answer.ended:
@@ -190,8 +190,9 @@ class OwnModel:
                 rows = slot.verify(answer.tokens[-1], tried, meanwhile=prepared)
                 took_s = batch.step_s
                 accepted = 0
-                for logits, draft in zip(rows, (*tried, None), strict=True):
-                    event = answer.choose(logits)
+                choices = zip(rows, answer.greedy(rows), (*tried, None), strict=True)
+                for logits, greedy, draft in choices:
+                    event = answer.choose(logits, greedy)
                     if is_right := not answer.ended and answer.tokens[-1] == draft:
                         accepted += 1
                     else:
@@ -223,12 +224,21 @@ class _SampledAnswer(ActiveAnswer):
         self._sampler = sampler
         self._ends = end_tokens
 
-    def choose(self, logits: torch.Tensor) -> TokenEvent | None:
-        """Choose the token after `logits` (V,); `None` for an end token, which is not part of the
-        answer.
+    def greedy(self, rows: torch.Tensor) -> Sequence[int | None]:
+        """The most probable token after each of the logits (B, V), read from the device at once;
+        `None` where a sampler chooses.
         """
-        sampler = self._sampler
-        token = int(logits.argmax()) if sampler is None else sampler.choose(logits)
+        if self._sampler is not None:
+            return [None] * len(rows)
+        tokens: list[int] = rows.argmax(dim=-1).tolist()
+        return tokens
+
+    def choose(self, logits: torch.Tensor, greedy: int | None) -> TokenEvent | None:
+        """Choose the token after `logits` (V,), which is `greedy` without a sampler; `None` for an
+        end token, which is not part of the answer.
+        """
+        token = self._sampler.choose(logits) if self._sampler is not None else greedy
+        assert token is not None
         if token in self._ends:
             self.end()
             return None

@@ -123,10 +123,12 @@ class _Dispatch(TorchDispatchMode):
             self._device.note(f"{name}: to the host")
             return func(*on_host(args), **on_host(kwargs))
         if func is _aten.copy_.default and ours:
+            non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
             if not isinstance(args[0], DeviceTensor):
-                self._device.note(f"{name}: to the host")
+                if not non_blocking:
+                    self._device.note(f"{name}: to the host")
             elif not isinstance(args[1], DeviceTensor) and args[1].dim():
-                self._blocks(name, args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+                self._blocks(name, non_blocking)
         elif func is _aten._to_copy.default and not ours:
             self._blocks(name, kwargs.get("non_blocking", False))
         elif func is _aten._foreach_copy_.default:

@@ -16,7 +16,7 @@ import torch
 
 from ..adapter import Adapter
 from ..promptkv import PromptKV, Recording
-from ..rows import Pause, Rows, Seen
+from ..rows import Pause, Rows, Seen, sent
 
 # Tokens before the steps of a trial: SDPA cuts keys at 512, MKL its sums from 192 on.
 TRIED_LENGTHS = (1022, 250)
@@ -52,10 +52,9 @@ def decode_rows(
     sizes = [1 + len(row.drafts) for row in rows]
     ends = [length + size for length, size in zip(lengths, sizes, strict=True)]
     places = [at for length, end in zip(lengths, ends, strict=True) for at in range(length, end)]
-    positions = torch.tensor(places, device=adapter.device)  # (B,)
-    hidden = adapter.embed(
-        torch.tensor([token for row in rows for token in row.tokens], device=adapter.device)
-    )
+    positions = sent(torch.tensor(places), adapter.device)  # (B,)
+    tokens = torch.tensor([token for row in rows for token in row.tokens])
+    hidden = adapter.embed(sent(tokens, adapter.device))
     for row in rows if adapter.device.type == "cpu" else ():
         row.kv.make_finite()
     rotations = {kind: _rotation(adapter, kind, ends, positions) for kind in adapter.rope_kinds()}

@@ -40,8 +40,7 @@ class OffloadedKV(PromptKV):
         self._config = config
         self._on_host: list[HostValues | None] = [None] * shape.layers
         self._copies = copy_stream(device)
-        # from host memory, over all layers and steps; a row is one KV head at one position
-        self.rows_fetched = 0
+        self._fetched: torch.Tensor | int = 0
 
     def put(self, layer: int, start: int, k_rot: torch.Tensor, v: torch.Tensor) -> None:
         """Put `k_rot` and `v`, each (1, G, T, D), at the positions `start ... start + T - 1`."""
@@ -104,6 +103,13 @@ class OffloadedKV(PromptKV):
         return attend_top(choice, lambda rows: self._fetch(on_host, rows)).view(q_rot.shape)
 
     @property
+    def rows_fetched(self) -> int:
+        """Rows read from host memory, over all layers and steps; a row is one KV head at one
+        position. On a device this waits.
+        """
+        return int(self._fetched)
+
+    @property
     def host_bytes(self) -> int:
         """Bytes allocated in host memory."""
         return sum(on_host.host_bytes for on_host in self._on_host if on_host is not None)
@@ -114,7 +120,7 @@ class OffloadedKV(PromptKV):
             self.values[layer] = torch.zeros_like(self.keys[layer])
 
     def _fetch(self, on_host: HostValues, rows: torch.Tensor) -> torch.Tensor:
-        self.rows_fetched += len(rows)
+        self._fetched = self._fetched + (len(rows) if rows.is_cpu else (rows >= 0).sum())
         return on_host.fetch(rows)
 
 

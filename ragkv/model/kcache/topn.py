@@ -3,7 +3,7 @@
 The softmax runs over all keys in float32. Each query head uses its N largest weights unchanged. The
 rows that the query heads of one KV head need are fetched once: U rows, N <= U <= N H / G, instead
 of all S. This file does not know where values are stored: a row is `position * G + KV head`, and
-the caller's `fetch` reads it.
+the caller's `fetch` reads it. On a device the host does not learn U, because it would wait.
 
 The scores come from a matmul in the model's dtype, as in transformers' eager attention. In half
 precision they are rounded before the softmax, which flash kernels do not do.
@@ -19,7 +19,9 @@ import torch
 class TopRows:
     """The rows a token reads, with their weights."""
 
-    rows: torch.Tensor  # (U,) int64, ascending: position * G + KV head, each once
+    # ascending: position * G + KV head, each once; (U,) int64, or on a device (N H,), filled up
+    # with -1
+    rows: torch.Tensor
     places: torch.Tensor  # (G, H / G, N) int64: index into `rows` of the row of each weight
     weights: torch.Tensor  # (G, H / G, N) float32
 
@@ -45,13 +47,31 @@ def choose(
     positions = scores.topk(min(top_n, keys), dim=-1, sorted=False).indices
     weights = scores.softmax(-1).gather(-1, positions)
     heads = torch.arange(kv_heads, device=k_rot.device)[:, None, None]
-    rows, places = torch.unique((positions + start) * kv_heads + heads, return_inverse=True)
-    return TopRows(rows, places, weights)
+    wanted = (positions + start) * kv_heads + heads
+    each_once = unique if wanted.is_cpu else unique_unread
+    rows, places = each_once(wanted.flatten())
+    return TopRows(rows, places.view(wanted.shape), weights)
+
+
+def unique(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each of `rows` (M,) once, ascending (U,), and where in them each is, (M,)."""
+    found, places = torch.unique(rows, return_inverse=True)
+    return found, places
+
+
+def unique_unread(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `unique`, with -1 behind the last up to M rows: no shape depends on numbers."""
+    ordered, order = rows.sort()
+    is_new = torch.ones_like(ordered)
+    is_new[1:] = ordered[1:] != ordered[:-1]
+    slots = is_new.cumsum(0) - 1
+    found = torch.full_like(rows, -1).scatter_(0, slots, ordered)
+    return found, torch.empty_like(rows).scatter_(0, order, slots)
 
 
 def attend_top(choice: TopRows, fetch: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """The weighted sum of the chosen rows, (G, H / G, D). `fetch` maps rows (U,) to their values
-    (U, D).
+    """The weighted sum of the chosen rows, (G, H / G, D). `fetch` maps `choice.rows` to their
+    values, (U, D) or more.
     """
     values = fetch(choice.rows)
     kv_heads, group, count = choice.places.shape

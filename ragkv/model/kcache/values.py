@@ -3,9 +3,15 @@
 It is in host memory (page-locked if the device is a GPU), position-major, (S, G, D). So the rows of
 one position are adjacent, an ascending list of rows reads upwards, and new rows are one copy, which
 no reader outruns.
+
+On CUDA the device gathers rows itself, from the page-locked memory, and the host waits for nothing
+(`device/gathering_kernel.py`). Without Triton the host gathers them, and waits once for the list
+of rows.
 """
 
 import torch
+
+from ..device.kernels import gathering_kernel
 
 
 def copy_stream(device: torch.device) -> "torch.cuda.Stream | None":
@@ -22,6 +28,7 @@ class HostValues:
         self._heads = heads
         self._device = device
         self._cuda = device.type == "cuda"
+        self.kernel = gathering_kernel(device)
         self._host = torch.empty((capacity, heads, head_dim), dtype=dtype, pin_memory=self._cuda)
         self._arrival: torch.cuda.Event | None = None  # of a copy to the host that may be running
 
@@ -39,7 +46,7 @@ class HostValues:
         rows = v.transpose(0, 1)
         count = v.shape[1]
         if stream is None:
-            self._host[:count].copy_(rows)
+            self._host[:count].copy_(rows, non_blocking=self._device.type != "cpu")
             return
         rows = rows.contiguous()
         stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -52,21 +59,27 @@ class HostValues:
         """Write values (G, T, D) at the positions `start ...`; on CUDA a later read waits for the
         copy.
         """
-        self._await()
+        self._await_on_device()
         rows = v.transpose(0, 1).contiguous()  # (T, G, D)
         self._host[start : start + rows.shape[0]].copy_(rows, non_blocking=True)
         if self._cuda:
             self._arrival = torch.cuda.current_stream(self._device).record_event()
 
     def fetch(self, rows: torch.Tensor) -> torch.Tensor:
-        """Values (U, D) of ascending `rows` (U,), each `position * G + head`."""
-        self._await()
-        # on CUDA this waits for the layer so far, because the host gathers the rows
-        at = rows.cpu()
+        """Values of ascending `rows`, each `position * G + head`: (U, D), on a device with
+        undefined ones behind them for each row that is -1.
+        """
         flat = self._host.view(-1, self._host.shape[2])
-        if not self._cuda:
-            return flat.index_select(0, at)
-        gathered = torch.empty((len(at), flat.shape[1]), dtype=flat.dtype, pin_memory=True)
+        if self.kernel is not None:
+            self._await_on_device()
+            found: torch.Tensor = self.kernel.gather(flat, rows)
+            return found
+        if self._device.type == "cpu":
+            return flat.index_select(0, rows)
+        at = rows.cpu()  # waits for the layer so far, and so for the copies that it made
+        self._await()
+        at = at[at >= 0]
+        gathered = torch.empty((len(at), flat.shape[1]), dtype=flat.dtype, pin_memory=self._cuda)
         torch.index_select(flat, 0, at, out=gathered)
         return gathered.to(self._device, non_blocking=True)
 
@@ -78,6 +91,12 @@ class HostValues:
         return self._host[low:high].to(self._device).transpose(0, 1).contiguous()
 
     def _await(self) -> None:
+        """The host waits for the last copy."""
         if self._arrival is not None:
             self._arrival.synchronize()
             self._arrival = None
+
+    def _await_on_device(self) -> None:
+        """What the current stream does next waits for the last copy."""
+        if self._arrival is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._arrival)
