@@ -59,6 +59,7 @@ class ActiveAnswer:
     def __init__(self, task: Task, served: ServedPrompt, tokenizer: Any | None) -> None:
         request = task.request
         self._request = request
+        self._elapsed_s = task.elapsed_s
         self._served = served
         self._text = TextStream(tokenizer, request.stop, as_written=request.raw)
         self._logprobs: list[TokenLogprob] = []
@@ -102,7 +103,7 @@ class ActiveAnswer:
         self._note_token()  # an answer may have no token
         served = self._served
         assert self.reason is not None
-        decode_s = self._request.elapsed_s() - self._first_token_s
+        decode_s = self._elapsed_s() - self._first_token_s
         timing = replace(served.timing, first_token_s=self._first_token_s, decode_s=decode_s)
         if drafts := self.drafts:
             timing = replace(timing, drafted=drafts.proposed, accepted=drafts.accepted)
@@ -118,7 +119,7 @@ class ActiveAnswer:
         ).with_notes(*self.notes)
 
     def _note_token(self) -> None:
-        self._first_token_s = self._first_token_s or self._request.elapsed_s()
+        self._first_token_s = self._first_token_s or self._elapsed_s()
 
 
 class OwnModel:

@@ -59,7 +59,8 @@ class Prefiller:
         damaged: dict[EntryKey, str] = {}
         lookup_s = 0.0
         alone = False  # whether the prompt may not share its pass
-        deletions = self._prefix_blocks.deletions
+        keeps = task.request.method.reuse == "prefix"
+        keep = self._prefix_blocks.keeper() if keeps else None
         while True:
             with ExitStack() as leases:
                 began = time.perf_counter()
@@ -81,7 +82,8 @@ class Prefiller:
             alone = True  # a pass with other prompts failed
         self._fusor.learn(passed)
         self._controller.learn(decided, passed)
-        self._keep_blocks(task, decided.plan, record, deletions)
+        if keep is not None and record is not None:
+            keep(task.prompt, self._adapter.rope.frequencies(len(task.prompt.token_ids)), record)
         return self._prefilled(task, decided, passed, record, lookup_s, tuple(damaged.values()))
 
     def _prepared(
@@ -115,7 +117,7 @@ class Prefiller:
         fused = passed.fused
         length = plan.token_ids.numel()
         refused = self._offloading.refusal(length) if self._offloading else None
-        elapsed_s = task.request.elapsed_s()
+        elapsed_s = task.elapsed_s()
         reuse = reuse_report(decided, passed, self._adapter.layer_count)
         notes = (*damaged, *task.prompt.notes, *reuse.notes, *filter(None, [refused]))
         return Prefill(
@@ -151,14 +153,6 @@ class Prefiller:
         reused = blocks[: min(plan.recomputed_blocks, default=len(blocks))]
         start = len(prompt.prefix) + sum(map(len, reused))
         return self._adapter.new_recording(start, length + task.request.max_new_tokens)
-
-    def _keep_blocks(
-        self, task: Task, plan: Plan, record: Recording | None, deletions: int
-    ) -> None:
-        """Keep the KV of a prompt that was computed exactly, for later ones that begin like it."""
-        if record is not None and task.request.method.reuse == "prefix":
-            frequencies = self._adapter.rope.frequencies(plan.token_ids.numel())
-            self._prefix_blocks.keep(task.prompt, frequencies, record, deletions)
 
     def _turn_kv(
         self, task: Task, plan: Plan, passed: Passed, record: Recording | None

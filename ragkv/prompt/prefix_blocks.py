@@ -8,14 +8,19 @@ first.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from ragkv.model import Recording
 from ragkv.prompt.history import Chain
 from ragkv.store import Entry, EntryInfo, Identity, MemoryLease
 
 from .prompt import Prompt
+
+# Keeps the KV of a prompt that was computed exactly, for later ones that begin like it: prompt,
+# digest of its RoPE frequencies, raw KV.
+Keep = Callable[[Prompt, str, Recording], None]
 
 # Shorter blocks share a little more of two prompts and cost more calls; vLLM's have 16.
 BLOCK_TOKENS = 32
@@ -33,10 +38,12 @@ class PrefixBlocks:
         self._deletions = 0
         self._lock = threading.Lock()
 
-    @property
-    def deletions(self) -> int:
-        """How often `forget` was called: a request asks before it looks up, and tells `keep`."""
-        return self._deletions
+    def keeper(self) -> Keep:
+        """What keeps the blocks of a request, which asks before it looks anything up.
+
+        It keeps none if a chunk was deleted since: that may be in any of them.
+        """
+        return partial(self._keep, self._deletions)
 
     def find(self, prompt: Prompt, frequencies: str) -> tuple[MemoryLease, ...]:
         """The blocks with which the prompt goes on after its history, without its last token."""
@@ -50,11 +57,8 @@ class PrefixBlocks:
                 found.append(MemoryLease(entry))
         return tuple(found)
 
-    def keep(self, prompt: Prompt, frequencies: str, record: Recording, deletions: int) -> None:
-        """Keep the blocks of a prompt whose raw KV `record` has.
-
-        None is kept if a chunk was deleted since there were `deletions`: it may be in any of them.
-        """
+    def _keep(self, deletions: int, prompt: Prompt, frequencies: str, record: Recording) -> None:
+        """Keep the blocks of a prompt whose raw KV `record` has, if there are so many deletions."""
         layers, _, kv_heads, _, head_dim = record.kv.shape
         for name, at, ids in _names(prompt, frequencies):
             with self._lock:

@@ -5,6 +5,7 @@ ids at any place. History comes before the chunks, so that it is an exact prefix
 request with its prompt, which dies with the request.
 """
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -92,6 +93,10 @@ class Task:
     work: Work
     session_id: str = ""  # of its conversation; "" if it belongs to none
     keep: bool = False  # whether a conversation stores the KV that it makes
+
+    def elapsed_s(self) -> float:
+        """Seconds since the call."""
+        return time.perf_counter() - self.request.began
 
 
 def lay_out(

@@ -134,7 +134,3 @@ class Request:
     on_prefill: Callable[[ServedPrompt], None] | None = None
     # all times of the report count from here
     began: float = field(default_factory=time.perf_counter)
-
-    def elapsed_s(self) -> float:
-        """Seconds since the call."""
-        return time.perf_counter() - self.began

@@ -98,10 +98,10 @@ class VllmBackend:
             "kv_transfer_params": {"ragkv": wish},
             "cache_salt": salt,
         }
-        sent_s = task.request.elapsed_s()
+        sent_s = task.elapsed_s()
         stream = held.enter_context(self._server.stream(prompt.token_ids, fields))
         first = stream.next(check)
-        first_token_s = task.request.elapsed_s()
+        first_token_s = task.elapsed_s()
         answer = self._server.report(name, check)
         served = self._served(task, answer, sent_s, first_token_s)
         if served.reuse.missed_chunks:
