@@ -9,7 +9,7 @@ Without any extra it retrieves by BM25. Dense retrieval needs `ragkv[dense]` and
 """
 
 from .database import Database, index_bytes, look_into, state_of
-from .documents.files import LOADERS
+from .documents.formats import LOADERS
 from .documents.loaders import load_bytes
 from .documents.reading import ParseLimits
 from .embedders import Embedder, SentenceTransformerEmbedder, one_vector, resolve_embedder

@@ -14,6 +14,8 @@ import pytest
 
 from ragkv.errors import DocumentError, DocumentLimitError, MissingExtraError
 from ragkv.retrieval import LOADERS, Document, ParseLimits
+from ragkv.retrieval.documents import formats
+from ragkv.retrieval.documents.files import FoundFile, find_files
 
 from . import sample_files
 
@@ -207,6 +209,23 @@ def test_every_loader_turns_noise_into_one_error_and_never_into_another_exceptio
     for suffix in LOADERS:
         with pytest.raises(DocumentError):
             load(tmp_path, f"noise{suffix}", noise)
+
+
+def test_every_row_of_the_formats_names_a_loader_and_any_other_ending_is_text() -> None:
+    for suffix in LOADERS:
+        assert formats.loader_of(suffix).__name__ == formats.FORMATS[suffix].split(":")[1]
+    assert formats.loader_of("").__name__ == formats.loader_of(".txt").__name__ == "load_text"
+
+
+def test_a_format_is_one_row_and_one_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calendar = tmp_path / "week.ics"
+    calendar.write_text("SUMMARY:tea")
+    assert find_files([tmp_path]) == [FoundFile(calendar, "ignored", "no loader for .ics")]
+    monkeypatch.setitem(formats.FORMATS, ".ics", "text:load_text")
+    assert find_files([tmp_path]) == [FoundFile(calendar, "read")]
+    assert [one.text for one in sample_files.load(calendar)] == ["SUMMARY:tea"]
 
 
 def test_a_json_line_is_a_document_whose_other_keys_are_metadata(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from python_multipart.multipart import Field, File, parse_options_header
 from ragkv.body_errors import describe_errors
 from ragkv.errors import DocumentError, DocumentLimitError, MissingExtraError, RagKVError
 from ragkv.retrieval import Document, ParseLimits, Passage, Splitter, load_bytes
-from ragkv.retrieval.documents.files import KNOWN, has_loader
+from ragkv.retrieval.documents.files import has_loader
+from ragkv.retrieval.documents.formats import KNOWN
 
 from ..bodies.documents import DocumentIn, DocumentsIn, without_dots
 

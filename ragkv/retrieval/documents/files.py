@@ -10,45 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-# The usual endings of source code, configuration and markup, which are read as
-# plain text.
-_TEXT_SUFFIXES = """.txt .text .md .markdown .mdx .rmd .qmd .rst .adoc .org .tex .log .json .jsonc .geojson
-    .xml .yaml .yml .toml .ini .cfg .conf
-    .properties .bib .po .srt .vtt
-    .py .js .mjs .ts .jsx .tsx .css .scss .java .kt .scala .groovy .c .h .cc .cpp .cxx .hpp .cs .go .rs .swift .m .rb
-    .php .pl .lua .r .jl .dart .ex .exs .erl .hs .ml .clj .lisp .sh .bash .zsh .fish .ps1 .bat .sql .proto .graphql
-    .tf .cmake .gradle .vue .svelte"""
+from .formats import FORMATS
+
 # The names of files without an ending that are text by custom.
 _TEXT_NAMES = "readme license licence notice copying authors changelog changes makefile dockerfile"
-# The endings of what is more than text. `LOADERS` are all endings that a file in a
-# folder may have.
-_FORMATS = (
-    ".html",
-    ".htm",
-    ".xhtml",
-    ".csv",
-    ".tsv",
-    ".tab",
-    ".jsonl",
-    ".ndjson",
-    ".ipynb",
-    ".pdf",
-    ".docx",
-    ".docm",
-    ".dotx",
-    ".dotm",
-    ".pptx",
-    ".pptm",
-    ".xlsx",
-    ".xlsm",
-    ".xltx",
-    ".xltm",
-    ".epub",
-    ".eml",
-)
-LOADERS = (*_TEXT_SUFFIXES.split(), *_FORMATS)
 MARKDOWN = frozenset({".md", ".markdown", ".mdx", ".rmd", ".qmd"})
-KNOWN = "text, source code, subtitles, " + " ".join(_FORMATS)
 # An ending is a word: "notes.2024" and "Dr. Reed" have none.
 _ENDING = re.compile(r"\.[a-z][a-z0-9_+-]{0,15}")
 _LINK = "a link; name it to read it"
@@ -86,7 +52,8 @@ def find_files(paths: Iterable[str | Path]) -> list[FoundFile]:
 
 def has_loader(file: Path) -> bool:
     """Whether a file is read, by its name alone. One without an ending is, if it is text."""
-    return kind_of(file) in ("", *LOADERS)
+    kind = kind_of(file)
+    return not kind or kind in FORMATS
 
 
 def kind_of(file: Path) -> str:

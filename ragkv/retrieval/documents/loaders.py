@@ -3,7 +3,7 @@ indexing.
 
 A file that cannot be read is a `DocumentError` that says what is wrong, where, and what to do. Parts
 that a loader could not read come as a value among the documents of the file. There is one loader per
-format, chosen by the file's suffix, or by its first bytes where it has none.
+format (`formats.py`), chosen by the file's suffix, or by its first bytes where it has none.
 """
 
 import re
@@ -12,8 +12,9 @@ from pathlib import Path
 from ragkv.errors import DocumentError
 
 from ..values import Document
-from .files import KNOWN, has_loader, kind_of
-from .reading import UNLIMITED, FileContent, Loaded, Loader, ParseLimits
+from .files import has_loader, kind_of
+from .formats import KNOWN, loader_of
+from .reading import UNLIMITED, FileContent, Loaded, ParseLimits
 
 # The first bytes of a file without an ending say what it is.
 SEEN_BYTES = 4096
@@ -32,7 +33,8 @@ def load_bytes(
     and is not UTF-8.
     """
     content = FileContent(file, data, encoding, limits)
-    for loaded in _loader(content)(content):
+    load = loader_of(kind_of(file) or _kind_within(data))
+    for loaded in load(content):
         if isinstance(loaded, Document):
             limits.check_document(str(file), loaded)
         yield loaded
@@ -65,36 +67,6 @@ def check_not_blank(file: Path, data: bytes) -> None:
         raise DocumentError(
             f"{file} is empty ({len(data)} bytes). Remove it, or skip what cannot be read."
         )
-
-
-def _loader(content: FileContent) -> Loader:
-    """The loader of a format, which is imported with its first file."""
-    match kind_of(content.path) or _kind_within(content.data):
-        case ".html" | ".htm" | ".xhtml":
-            from .html import load_html as load
-        case ".csv" | ".tsv" | ".tab":
-            from .delimited import load_csv as load
-        case ".jsonl" | ".ndjson":
-            from .json_lines import load_jsonl as load
-        case ".ipynb":
-            from .notebooks import load_notebook as load
-        case ".srt" | ".vtt":
-            from .subtitles import load_subtitles as load
-        case ".pdf":
-            from .pdf import load_pdf as load
-        case ".docx" | ".docm" | ".dotx" | ".dotm":
-            from .office.word import load_docx as load
-        case ".pptx" | ".pptm":
-            from .office.slides import load_pptx as load
-        case ".xlsx" | ".xlsm" | ".xltx" | ".xltm":
-            from .office.sheets import load_xlsx as load
-        case ".epub":
-            from .epub import load_epub as load
-        case ".eml":
-            from .mail import load_mail as load
-        case _:
-            from .text import load_text as load
-    return load
 
 
 def _kind_within(data: bytes) -> str:

@@ -19,7 +19,8 @@ from typing import Literal
 from ragkv.errors import DocumentError, InputError, MissingExtraError
 from ragkv.runtime import counted
 
-from ..documents.files import KNOWN, FoundFile, find_files, is_text_by_name, kind_of
+from ..documents.files import FoundFile, find_files, is_text_by_name, kind_of
+from ..documents.formats import KNOWN
 from ..documents.loaders import check_not_blank, load_bytes, read_bytes
 from ..documents.reading import LOST, UNLIMITED, ParseLimits
 from ..index import Index
