@@ -8,6 +8,7 @@ run one after another.
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -173,11 +174,12 @@ class Engine(Closing):
         raises.
 
         If no other request waits, this returns when the chunks that were missed are stored, so that
-        the next question finds them.
+        the next question finds them, or when the deadline passes.
         """
+        began = time.perf_counter()
         *_, answer = self.stream(question, chunks, session, **options)
         assert isinstance(answer, Answer)
-        self.settle(options.get("cancel"))
+        self.settle(options.get("cancel"), self.intake.left_s(options, began))
         return answer
 
     def stream(
@@ -256,7 +258,8 @@ class Engine(Closing):
             )
         self._backend.check(request)
         with ExitStack() as held:
-            work = held.enter_context(self.scheduler.request(request.deadline_s, request.cancel))
+            limits = (request.deadline_s, request.cancel, request.began)
+            work = held.enter_context(self.scheduler.request(*limits))
             turn = None
             if session is not None:
                 self._conversations.check_usable(session)
@@ -336,11 +339,11 @@ class Engine(Closing):
         sessions = () if server is None or server.answers else ("conversations",)
         return (*self.store.away(), *sessions)
 
-    def settle(self, cancel: threading.Event | None = None) -> None:
-        """Return when missed chunks are stored, when another request begins, or when `cancel` is
-        set.
+    def settle(self, cancel: threading.Event | None = None, timeout_s: float | None = None) -> None:
+        """Return when missed chunks are stored, when another request begins, when `cancel` is set,
+        or after `timeout_s`.
         """
-        self._entries.background.settle(cancel)
+        self._entries.background.settle(cancel, timeout_s)
 
     def flush(self) -> None:
         """Return when missed chunks are encoded and everything that waits is written."""

@@ -37,7 +37,7 @@ class SharedModel:
     identity: Identity  # of every entry this model makes; an engine adds its application's part
     compute: SharedCompute
     dtype_choice: DtypeChoice
-    # KV of prefixes with the neutral text, which the encoders of all engines share.
+    # KV of prefixes with the neutral text, which the encoders of all engines share: those used last.
     contexts: dict[tuple[int, ...], Context] = field(default_factory=dict)
 
     @classmethod

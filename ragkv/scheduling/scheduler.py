@@ -44,8 +44,10 @@ class Work:
         deadline_s: float | None = None,
         cancel: threading.Event | None = None,
         ended: Callable[[Exception], None] = lambda _: None,
+        began: float | None = None,
     ) -> None:
-        """`owner` is the tenant that waits and is charged; `deadline_s` counts from now.
+        """`owner` is the tenant that waits and is charged; `deadline_s` counts
+        from `began`, a reading of `time.perf_counter`, by default now.
 
         `ended` is called once, with the first error that `check` raises.
         """
@@ -55,7 +57,7 @@ class Work:
         self._deadline_s = deadline_s
         self._cancel = cancel
         self._ended = ended
-        self._began = time.perf_counter()
+        self._began = time.perf_counter() if began is None else began
         self._is_over = False
 
     def elapsed_s(self) -> float:
@@ -144,16 +146,19 @@ class Scheduler:
 
     @contextmanager
     def request(
-        self, deadline_s: float | None = None, cancel: threading.Event | None = None
+        self,
+        deadline_s: float | None = None,
+        cancel: threading.Event | None = None,
+        began: float | None = None,
     ) -> Iterator[Work]:
         """A request runs inside the block, and background work waits.
 
-        Without a deadline of its own it has the config's.
+        Without a deadline of its own it has the config's. It counts from `began`, by default now.
         """
         deadline_s = self._config.deadline_s if deadline_s is None else deadline_s
         self._add_requests(1)
         try:
-            yield Work(self.owner, deadline_s, cancel, self._count)
+            yield Work(self.owner, deadline_s, cancel, self._count, began)
         finally:
             self._add_requests(-1)
 

@@ -16,6 +16,7 @@ from ragkv.config import SchedulerConfig, SessionConfig
 from ragkv.errors import CancelledError, DeadlineError, QueueFullError
 from ragkv.model import adapt
 from ragkv.model.cpu.copied import FEW_ROWS
+from ragkv.prompt.constraints import ResponseFormat
 from ragkv.scheduling import Scheduler, SharedCompute, Work
 from ragkv.scheduling.scheduler import JOINT_TOKENS
 from ragkv.store import PrefetchHint
@@ -329,6 +330,19 @@ class TestCancellation:
         with pytest.raises(cancellation.error):
             next(events)
         self.over(engine)
+
+    def test_the_time_in_which_a_grammar_was_compiled_is_part_of_the_deadline(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        slow = Cancellation("deadline", monkeypatch)
+
+        def compiled(*_: Any) -> None:
+            slow.now()
+
+        monkeypatch.setattr(engine.intake, "_compiled", compiled)
+        form = ResponseFormat.json_schema({})
+        with pytest.raises(DeadlineError):
+            engine.answer(Q, [A], response_format=form, deadline_s=600.0)
 
     def test_a_request_that_is_cancelled_already_computes_nothing(
         self, engine: Engine, monkeypatch: pytest.MonkeyPatch

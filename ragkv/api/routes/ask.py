@@ -2,11 +2,13 @@
 
 import uuid
 from collections.abc import Generator
+from contextlib import suppress
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from ragkv.errors import DeadlineError
 from ragkv.prompt import ServedPrompt
 from ragkv.retrieval.rag import question_before
 from ragkv.types import TokenEvent
@@ -75,7 +77,8 @@ async def ask(
                         **answer_fields(event, event.text, sources, numbers, body.session_id),
                         notes=notes if found.hits else [*notes, nothing_found(body.collection)],
                     )
-            tenant.engine.settle(context.cancelled)
+            with suppress(DeadlineError):  # the answer is given already
+                tenant.engine.settle(context.cancelled, context.remaining_s)
 
     if body.stream:
         items = await service.answer_pool.stream(request, work)

@@ -10,7 +10,7 @@ that: the messages of the next request will not contain the documents.
 import time
 import uuid
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -29,7 +29,7 @@ from ragkv.chat import (
     required_form,
 )
 from ragkv.conversations import Session
-from ragkv.errors import InputError
+from ragkv.errors import DeadlineError, InputError
 from ragkv.model.decode.token_text import TokenText
 from ragkv.prompt import AnswerOptions
 from ragkv.prompt.constraints import ResponseFormat
@@ -184,7 +184,8 @@ class ChatCompletion:
             found.drop_deleted(tenant)
             response.ragkv.notes += [*left_out, *self._without_documents(tenant, prompt)]
             yield response
-            tenant.engine.settle(context.cancelled)  # a stream has ended for its client by now
+            with suppress(DeadlineError):  # a stream has ended for its client by now
+                tenant.engine.settle(context.cancelled, context.remaining_s)
 
     def _sources(self, found: Found) -> list[SourceBody]:
         """The documents of the request, then those that were found."""

@@ -6,6 +6,7 @@ model.
 """
 
 import threading
+import time
 from collections.abc import AsyncIterator, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, cast
@@ -305,6 +306,7 @@ class ChatRagKV(BaseChatModel):
         options["deadline_s"], options["cancel"] = self.timeout, cancel
         session = prompt.conversation.session if prompt.conversation else None
         answer = None
+        began = time.perf_counter()
         shown = (
             (replace(prompt, tools=()) if choice == "none" else prompt),
             shared.name,
@@ -328,7 +330,7 @@ class ChatRagKV(BaseChatModel):
         ):
             yield TokenEvent(rest, answer.token_ids[-1]), *shown
         yield shared.save_turn(prompt, answer), *shown
-        shared.engine.settle(cancel)
+        shared.engine.settle(cancel, shared.engine.intake.left_s(options, began))
 
 
 def refuse_unknown(call: Mapping[str, Any]) -> None:

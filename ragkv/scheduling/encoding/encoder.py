@@ -29,6 +29,9 @@ NEUTRAL_TOKENS = 1_280
 # the share of the text's tokens that a tokenizer may not know; beyond it there is no neutral text
 MOST_UNKNOWN = 0.02
 
+# Each engine uses two: its prefix when it is built, and then the prefix with the text.
+KEPT_CONTEXTS = 8
+
 log = logging.getLogger(__name__)
 
 # Bytes per token are reported for a chunk of this length: codecs add bytes for each chunk.
@@ -128,11 +131,17 @@ class Encoder:
         )
 
     def _context(self, before: tuple[int, ...]) -> Context:
-        """The KV of what stands before chunks, computed once for all engines on the model."""
-        if before not in self._contexts:
+        """The KV of what stands before chunks, computed once for all engines on the model while it
+        is one of the `KEPT_CONTEXTS` used last.
+        """
+        context = self._contexts.pop(before, None)
+        if context is None:
             (kv,) = raw_kv(self._adapter, [TokenRun(before)], self._between)
-            self._contexts[before] = Context((kv,))
-        return self._contexts[before]
+            context = Context((kv,))
+        self._contexts[before] = context  # at the end: it was used last
+        while len(self._contexts) > KEPT_CONTEXTS:
+            self._contexts.pop(next(iter(self._contexts)), None)
+        return context
 
     def _entry(
         self, token_ids: tuple[int, ...], kv: torch.Tensor, identity: Identity, stop: int

@@ -4,8 +4,10 @@ a miss.
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -202,6 +204,19 @@ class TestDeletion:
         monkeypatch.undo()
         engine.flush()
         assert stored(engine, A) is None
+
+
+def test_an_answer_waits_for_missed_chunks_no_longer_than_its_deadline(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = SimpleNamespace(perf_counter=lambda: time.perf_counter() + 600.0)
+    monkeypatch.setattr("ragkv.prompt.intake.time", late)
+    with engine.model.compute.encoding.hold("another"):  # so no chunk is encoded
+        thread = begin(lambda: engine.answer(Q, [A], max_new_tokens=2, deadline_s=600.0))
+        thread.join(60)
+        assert not thread.is_alive()
+    engine.flush()
+    assert stored(engine, A) is not None
 
 
 class TestWarming:

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.scheduling.encoding import neutral_ids
-from ragkv.scheduling.encoding.encoder import NEUTRAL_TOKENS
+from ragkv.scheduling.encoding.encoder import KEPT_CONTEXTS, NEUTRAL_TOKENS, Encoder
 from ragkv.store import Identity
 from tests import reference, tiny_models
 from tests.engine.helpers import A, B, C, Q, close, counts, stored, text_engine
@@ -164,6 +164,23 @@ class TestNeutralText:
             other.warm([A])
             assert len(engine.model.contexts) == 2  # the prefix, and the prefix with the text
             assert other.model.contexts is engine.model.contexts
+
+
+def test_the_contexts_of_a_model_that_were_not_used_for_longest_are_dropped() -> None:
+    with engine_of() as engine:
+        contexts = engine.model.contexts
+
+        def encode_behind(token: int) -> None:
+            Encoder(
+                engine.model.adapter, (token,), engine.model.identity, contexts=contexts
+            ).prefix()
+
+        for token in range(10, 10 + KEPT_CONTEXTS):
+            encode_behind(token)
+        encode_behind(10)
+        encode_behind(30)
+        assert len(contexts) == KEPT_CONTEXTS
+        assert (10,) in contexts and (30,) in contexts and (11,) not in contexts
 
 
 def test_the_identity_of_kv_alone_has_no_field_that_older_entries_lack() -> None:
