@@ -17,7 +17,7 @@ from .prompt import ChunkLike, Intake, PrefixBlocks
 from .runtime import Check, Rate, no_check, openmp, stop_of
 from .scheduling import Scheduler
 from .scheduling.encoding import LOG_EVERY_S, BackgroundEncoder, Encoder
-from .store import EntryKey, Identity, Store
+from .store import EntryKey, Identity, Store, deleted_everywhere
 from .types import Chunk
 
 log = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class Entries:
         self.background.forget(keys)
         self._prefix_blocks.forget()  # they do not know which chunks are in them
         with self._telling(keys):
-            return sum(map(self._store.delete, keys))
+            return deleted_everywhere(keys, self._store.delete)
 
     def drop(self, keys: Sequence[EntryKey], stop: Callable[[], bool] = lambda: False) -> bool:
         """Drop entries that another engine was asked to delete; `False` if `stop` ended this.
@@ -193,7 +193,7 @@ class Entries:
         own = (info.key for info in self._store.infos() if info.identity == self.identity)
         others = [key for key in own if key not in retained]
         with self._telling(others):
-            return sum(self._store.delete(key) for key in others)
+            return deleted_everywhere(others, self._store.delete)
 
     def gc(self) -> int:
         """Drop the entries of other models, dtypes, adapters and tokenizers, of any tenant.

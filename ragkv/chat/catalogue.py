@@ -190,11 +190,10 @@ class Forms:
     def delete(self) -> None:
         """Delete the KV of all forms from every tier."""
         with self._lock:
-            dropped = list(self._forms)
-            self._forms = OrderedDict()
-            self._tokens = 0
-            if dropped:
-                self._engine.delete(dropped)
+            if self._forms:
+                self._engine.delete(list(self._forms))  # an error leaves their names
+                self._forms = OrderedDict()
+                self._tokens = 0
                 self._write()
 
     def _append(self, token_ids: tuple[int, ...]) -> None:

@@ -183,8 +183,7 @@ class Controller:
                 return Decided(plan, method.selector, ratio)
             return self._unprofiled(plan, shape, method, str(error))
         computed = [spans[index] for index in decision.computed]
-        everything = len(computed) == sum(span.state is SpanState.FUSED for span in spans)
-        plan = plan.computing(computed, NO_GAIN if everything else SLOWER)
+        plan = plan.computing(computed, SLOWER if decision.pays else NO_GAIN)
         why = (*decision.why, *(corrected if decision.why else ()))
         return Decided(plan, method.selector, decision.ratio, why, expected_s=decision.ttft_s)
 

@@ -48,6 +48,7 @@ class Decision:
     computed: tuple[int, ...]  # indices of the loads that are computed instead, ascending
     ttft_s: float  # estimate under this decision
     why: tuple[str, ...]  # short sentences with numbers
+    pays: bool = True  # whether fusing does; otherwise every fused entry is computed
 
 
 def choose_ratio(
@@ -226,7 +227,7 @@ def decide(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float)
             f"(first token {_ms(exact_s)}, fused {_ms(chosen.ttft_s)})"
         )
         everything = tuple(sorted((*fused, *computed.computed)))
-        return Decision(chosen.ratio, everything, exact_s, (*computed.why, why))
+        return Decision(chosen.ratio, everything, exact_s, (*computed.why, why), pays=False)
     reasons = (*computed.why, *chosen.why)
     return Decision(chosen.ratio, computed.computed, chosen.ttft_s, reasons)
 

@@ -8,7 +8,7 @@ made of its rows (CacheBlend figure 15c).
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -116,10 +116,11 @@ class Fusor:
             size = sum(lease.stored_bytes for lease in leases if not lease.in_place)
             rows = plan.forced.numel() + choice.wanted
             ahead = self.speeds.ahead(size, rows * layers, layers, choice.upper_layers)
-        with self.reader(leases, ahead) as reader:
-            fusing = fuse(adapter, plan, choice, reader, allocate, record)
+        with (
+            self.reader(leases, ahead) as reader,
+            closing(fuse(adapter, plan, choice, reader, allocate, record)) as fusing,
+        ):
             yield PromptPass(fusing, plan.forced, reader, choice.rows, check)
-            fusing.close()
 
     def reader(self, leases: Sequence[Lease], ahead: int) -> LayerReader:
         """Begins to read `ahead` layers of the leases."""

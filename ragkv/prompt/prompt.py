@@ -19,7 +19,8 @@ from ragkv.types import Excerpt, Text
 from .request import Request
 from .template import TemplateRuns
 
-# the room left for history if the answer does not fit even without it
+# If the answer that was asked for does not fit even without history, so many of its tokens are kept
+# free, and history gets the rest.
 LEAST_ANSWER_TOKENS = 64
 
 

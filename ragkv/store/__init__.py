@@ -36,8 +36,18 @@ if TYPE_CHECKING:
         TierKind,
         TierStats,
     )
+    from .upkeep import deleted_everywhere
 
-_MODULES = (".background", ".codecs", ".entry", ".opening", ".prefetch", ".store", ".tiers")
+_MODULES = (
+    ".background",
+    ".codecs",
+    ".entry",
+    ".opening",
+    ".prefetch",
+    ".store",
+    ".tiers",
+    ".upkeep",
+)
 
 
 def __getattr__(name: str) -> Any:
@@ -75,6 +85,7 @@ __all__ = [
     "TierStats",
     "TurnSize",
     "conversation_group",
+    "deleted_everywhere",
     "dtype_name",
     "ids_bytes",
     "ids_digest",

@@ -162,15 +162,21 @@ class TierCopies:
         was looked up before.
         """
         with self._lock:
-            yield
-            self._deletions += 1
-            if key is None:
-                self._forgotten = self._deletions
-                return
-            self._deleted[key] = self._deletions
-            self._deleted.move_to_end(key)
-            if len(self._deleted) > REMEMBERED:
-                _, self._forgotten = self._deleted.popitem(last=False)
+            try:
+                yield
+            finally:  # a deletion that failed may have dropped it from a faster tier
+                self._deletions += 1
+                self._remember_deleted(key)
+
+    def _remember_deleted(self, key: EntryKey | None) -> None:
+        """Needs `_lock`."""
+        if key is None:
+            self._forgotten = self._deletions
+            return
+        self._deleted[key] = self._deletions
+        self._deleted.move_to_end(key)
+        if len(self._deleted) > REMEMBERED:
+            _, self._forgotten = self._deleted.popitem(last=False)
 
     def discard(self, key: EntryKey) -> bool:
         """Drop every job of `key`, and wait for the running ones; whether there were any."""

@@ -6,9 +6,10 @@ The JSON names key, identity, tokens, shape and codec, and the checksum of every
 one layer is verified without the others. A layer is (2, G, T, D), or what the entry's codec made of
 it. On shared storage the layers lie in several values (`cluster/values.py`).
 
-Damage of any kind raises `EntryDamagedError`. Another format version raises `OtherVersionError`,
-which is not damage. The checksum (xxh3_128) detects damage, not forgery: the directory's owner can
-compute checksums too. Identity and token ids prove that a record is the entry asked for.
+Damage of any kind raises `EntryDamagedError`. Another format version raises `OtherVersionError`: who
+looks such an entry up drops it, and who lists entries leaves it to `gc`. The checksum (xxh3_128)
+detects damage, not forgery: the directory's owner can compute checksums too. Identity and token ids
+prove that a record is the entry asked for.
 """
 
 import json

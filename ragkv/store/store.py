@@ -56,7 +56,7 @@ class Store(Upkeep):
         """
         self.tiers = tuple(tiers)
         has_memory = bool(tiers) and tiers[0].kind is TierKind.MEMORY
-        self._below = self.tiers[has_memory:]
+        self._below = self.tiers[1:] if has_memory else self.tiers
         self._local = tuple(tier for tier in self.tiers if not tier.is_remote)
         self._remote = tuple(tier for tier in self.tiers if tier.is_remote)
         self._page_locked = page_locked

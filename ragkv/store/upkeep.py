@@ -6,14 +6,18 @@ A durable write and a deletion wait for every tier, also for a remote one.
 
 import itertools
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
+from typing import TypeVar
 
+from ragkv.errors import StoreError
 from ragkv.runtime import Closing
 
 from .copying import TierCopies, or_none
 from .entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
 from .tiers import Lease, Tier
+
+T = TypeVar("T")
 
 
 class Upkeep(Closing):
@@ -165,8 +169,23 @@ class Upkeep(Closing):
 
     def _delete_from(self, tiers: Sequence[Tier], key: EntryKey) -> bool:
         with self._copies.deleting(key):
-            deleted = [tier.delete(key) for tier in tiers]
-        return any(deleted)
+            return deleted_everywhere(tiers, lambda tier: tier.delete(key)) > 0
+
+
+def deleted_everywhere(places: Iterable[T], delete: Callable[[T], bool]) -> int:
+    """In how many of `places` there was something to delete. An error in one place keeps no other
+    from being asked: the first one is raised at the end.
+    """
+    count = 0
+    errors = []
+    for place in places:
+        try:
+            count += delete(place)
+        except StoreError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return count
 
 
 def _refused(tier: Tier, keep: Callable[[Identity], bool]) -> list[EntryKey]:

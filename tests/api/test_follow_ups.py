@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from ragkv.retrieval.rag.rag import BEFORE_CHARS, search_text
+from ragkv.retrieval.rag.rag import BEFORE_CHARS, question_before, search_text
+from tests.engine.helpers import text_engine
 
 from .helpers import FACTS, filled
 
@@ -50,6 +51,15 @@ def test_a_follow_up_finds_by_the_question_before_it(
 def test_a_question_without_a_conversation_is_searched_alone(client: TestClient) -> None:
     filled(client)
     assert ask(client, "facts", [FIRST, FOLLOW_UP], False) == []
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_the_question_before_is_whole_with_and_without_the_template_behind_it(raw: bool) -> None:
+    asked = "Which pilots work in the harbour of Oro?"
+    with text_engine() as engine:
+        session = engine.session("s")
+        engine.answer(asked, session=session, raw=raw, max_new_tokens=2)
+        assert question_before(session, engine.tokenizer).strip() == asked
 
 
 def test_of_a_long_question_before_the_end_is_searched_for() -> None:

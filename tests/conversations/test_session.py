@@ -308,6 +308,10 @@ class TestOneSessionAtATime:
             gc.collect()
             assert engine.session("s").turns == 3
 
+    def test_an_id_with_half_a_character_is_refused(self) -> None:
+        with engine_at(None) as engine, pytest.raises(InputError, match="half a character"):
+            engine.session("a\ud800")
+
     @pytest.mark.parametrize(
         ("wrong", "ttl_s"), [("", 1.0), (None, 1.0), (3, 1.0), ("s", 0), ("s", -1.0)]
     )

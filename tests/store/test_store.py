@@ -10,8 +10,18 @@ import pytest
 import torch
 
 from ragkv.config import StoreConfig
-from ragkv.errors import StoreReadOnlyError
-from ragkv.store import LRU, DiskTier, Entry, Lease, MemoryTier, Store, TierKind
+from ragkv.errors import StoreError, StoreReadOnlyError
+from ragkv.store import (
+    LRU,
+    DiskTier,
+    Entry,
+    EntryKey,
+    Lease,
+    MemoryTier,
+    Store,
+    TierKind,
+    deleted_everywhere,
+)
 from tests.store.fakes import HeldWrites, WrappedTier
 
 from . import entries
@@ -126,6 +136,23 @@ def test_a_deletion_reaches_every_tier_and_the_write_buffer(
         assert not store.contains(make_entry(number).info.key)
         assert len(list(tmp_path.glob("entries/*/*.kv"))) == 1
         assert not store.delete(make_entry(number).info.key)
+
+
+def test_a_tier_that_cannot_delete_keeps_no_other_tier_and_no_other_key_from_it() -> None:
+    class Refusing(WrappedTier):
+        def delete(self, key: EntryKey) -> bool:
+            raise StoreError(f"{key} is on a disk that failed")
+
+    lower = MemoryTier(10**6, LRU())
+    keys = [make_entry(number).info.key for number in range(2)]
+    with Store(
+        [MemoryTier(10**6, LRU()), Refusing(lower), lower], write_buffer_bytes=10**6
+    ) as store:
+        for number in range(2):
+            store.put_durably(make_entry(number))
+        with pytest.raises(StoreError, match="on a disk that failed"):
+            deleted_everywhere(keys, store.delete)
+        assert [lower.contains(key) for key in keys] == [False, False]
 
 
 def test_a_lease_closed_after_a_deletion_does_not_bring_the_entry_back(tmp_path: Path) -> None:

@@ -237,7 +237,8 @@ class DiskTier(LocalTier[str]):
                 sync(path.parent)
             except OSError as error:
                 raise StoreError(
-                    f"Entry {key} could not be deleted from disk: {error}. It is still there."
+                    f"Entry {key} could not be deleted from disk: {error}. It is still there; "
+                    "`ragkv gc` deletes what no document has."
                 ) from error
             self._ledger.remove(key)
         return True
