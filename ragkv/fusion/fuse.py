@@ -255,7 +255,8 @@ class _Narrowing:
         """
         running = self._running
         k_raw, v = running.adapter.project_kv(layer, running.hidden, running.rows)
-        fresh = torch.cat((k_raw, v)).float()  # (2, G, R, D)
+        fresh = k_raw.new_empty((2, *k_raw.shape[1:]), dtype=torch.float32)  # (2, G, R, D)
+        torch.cat((k_raw, v), out=fresh)  # joined and converted at once
         change = fresh - self._placing.stored(index)
         deviation: torch.Tensor = torch.linalg.vector_norm(change, dim=(0, 1, 3))
         return deviation

@@ -104,4 +104,4 @@ def assert_goes_on(client: Any, name: str) -> None:
         assert answered.status_code == 200, answered.text
         said.append(answered.json()["choices"][0]["message"]["content"])
         assert client.delete(f"/v1/sessions/{name}-{reuse}").status_code == 200
-    assert said[0] == said[1], name
+    assert said[0] == said[1], f"{name}: from its history {said[0]!r}, computed {said[1]!r}"

@@ -153,7 +153,7 @@ class _Dispatch(TorchDispatchMode):
             args_there = (args_there[0].float(), *args_there[1:])
         out = func(*args_there, **on_host(kwargs))
         if func._schema.is_mutable and isinstance(out, torch.Tensor):
-            return args[0]
+            return kwargs.get("out", args[0])
         return tree_map(lambda one: _wrapped(one), out)
 
     def _blocks(self, name: str, non_blocking: bool) -> None:
