@@ -6,6 +6,7 @@ tokenizer, weights. Beside them are the grids of weights in four bits. It is mad
 all, by one process while others wait, and its bytes are checked at each load.
 """
 
+import glob
 import hashlib
 import importlib
 import json
@@ -108,6 +109,8 @@ def _unpack(file: Path, folder: Path, made_of: dict[str, Any]) -> None:
         importlib.import_module("gguf")
     except ImportError as error:
         raise MissingExtraError("gguf", "gguf", f"Loading {file.name}") from error
+    for left in folder.parent.glob(f"{glob.escape(folder.name)}.*/"):
+        shutil.rmtree(left, ignore_errors=True)  # of a process that was killed meanwhile
     start = time.monotonic()
     log.warning("Unpacking %s (%.0f MB) once to %s ...", file.name, made_of["bytes"] / 1e6, folder)
     with TemporaryDirectory(prefix=f"{folder.name}.", dir=folder.parent) as draft:

@@ -153,6 +153,21 @@ def test_an_unpacker_that_ends_before_it_says_why_is_an_error_with_its_last_word
     assert [file.suffix for file in cache.iterdir()] == [".lock"]  # no draft is left
 
 
+def test_what_a_killed_process_had_unpacked_is_removed_by_the_next_one(
+    gguf: Any, tmp_path: Path
+) -> None:
+    _write_gguf(gguf, tmp_path / "tiny.gguf", qwen2())
+    made = gguf_files.unpacked(tmp_path / "tiny.gguf")
+    (made / gguf_files.MANIFEST).unlink()
+    killed = made.with_name(f"{made.name}.k1ll3d")
+    (killed / "model").mkdir(parents=True)
+    (killed / "model" / "model.safetensors").write_bytes(b"half")
+    others = made.with_name("other-0.k1ll3d")
+    others.mkdir()
+    assert gguf_files.unpacked(tmp_path / "tiny.gguf") == made
+    assert not killed.exists() and others.exists() and made.is_dir()
+
+
 def test_a_gguf_file_is_unpacked_once_and_gives_the_logits_of_the_model_it_was_made_of(
     gguf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
