@@ -30,10 +30,9 @@ class Stream(StreamingResponse):
         show: Callable[[T], Iterable[str]],
         failed: Callable[[ApiError], str],
         first: str = "",
-        end: str = "",
         media_type: str = "text/event-stream",
     ) -> None:
-        """`first`, then what `show` makes of each item, then `end`; after an error what `failed`
+        """`first`, then what `show` makes of each item; after an error what `failed`
         makes of it.
         """
 
@@ -43,7 +42,6 @@ class Stream(StreamingResponse):
                 async for item in items:
                     for text in show(item):
                         yield text
-                yield end
             except Exception as error:
                 yield failed(as_api_error(error))
             finally:

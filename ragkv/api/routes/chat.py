@@ -113,6 +113,7 @@ def _streamed(
     def show(item: Piece | ChatResponse) -> Iterator[str]:
         if not isinstance(item, Piece):
             yield from map(format_event, last_chunks(item, with_usage))
+            yield DONE  # now: missed passages are encoded before the stream ends
             return
         chunk = chunk_of(head, with_usage, {"content": item.text})
         if item.logprobs:
@@ -120,7 +121,7 @@ def _streamed(
         yield format_event(chunk)
 
     first = format_event(chunk_of(head, with_usage, {"role": "assistant", "content": ""}))
-    return Stream(items, show, lambda error: format_event(error.body), first, DONE)
+    return Stream(items, show, lambda error: format_event(error.body), first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,7 @@ class ChatCompletion:
             found.drop_deleted(tenant)
             response.ragkv.notes += [*left_out, *self._without_documents(tenant, prompt)]
             yield response
-            with suppress(DeadlineError):  # a stream has ended for its client by now
+            with suppress(DeadlineError):  # a stream's client has read `[DONE]` by now
                 tenant.engine.settle(context.cancelled, context.remaining_s)
 
     def _sources(self, found: Found) -> list[SourceBody]:
