@@ -1,0 +1,43 @@
+"""Forms of passages are known until their KV is deleted."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ragkv.chat.catalogue import FORMS_FILE, Forms
+from ragkv.errors import StoreError
+
+
+class Engine:
+    """An engine whose disk fails while `fails`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.config = SimpleNamespace(
+            store=SimpleNamespace(directory=str(directory), read_only=False)
+        )
+        self.fails = True
+        self.deleted: list[Any] = []
+
+    def delete(self, forms: list[Any]) -> None:
+        if self.fails:
+            raise StoreError("the disk failed")
+        self.deleted += forms
+
+
+def test_forms_whose_kv_could_not_be_deleted_are_deleted_the_next_time(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    forms: Any = Forms(engine)  # type: ignore[arg-type]
+    forms.add((1, 2))
+    with pytest.raises(StoreError):
+        forms.delete()
+    forms.add((3,))
+    kept = (tmp_path / FORMS_FILE).read_text().splitlines()
+    assert [json.loads(line) for line in kept] == [[1, 2], [3]]
+    engine.fails = False
+    Forms(engine).delete()  # type: ignore[arg-type]
+    assert engine.deleted == [(1, 2), (3,)]
+    Forms(engine).delete()  # type: ignore[arg-type]
+    assert len(engine.deleted) == 2, "none is left"
