@@ -23,6 +23,7 @@ from typing import Any
 from ragkv.config import MIB
 from ragkv.engine import Engine
 from ragkv.entries import WarmReport
+from ragkv.errors import StoreError
 from ragkv.runtime import DAMAGED, ByteCache, replace_file
 from ragkv.types import Chunk
 
@@ -181,11 +182,21 @@ class Forms:
                 while self._tokens > 0.9 * MAX_TOKENS:
                     dropped.append(self._forms.popitem(last=False)[0])
                     self._tokens -= len(dropped[-1])
-                self._write()
+                try:
+                    self._write()
+                except OSError as error:  # the file names more forms than there are
+                    log.warning("%s was not written again: %s", self._path, error)
             elif self._path is not None:
                 self._append(token_ids)
         if dropped:
-            self._engine.delete(dropped)
+            try:
+                self._engine.delete(dropped)
+            except StoreError as error:  # no reason to refuse the question
+                log.warning(
+                    "The KV of %d forms was not deleted (%s): `ragkv gc` does it.",
+                    len(dropped),
+                    error,
+                )
 
     def delete(self) -> None:
         """Delete the KV of all forms from every tier."""

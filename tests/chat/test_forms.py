@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ragkv.chat import catalogue
 from ragkv.chat.catalogue import FORMS_FILE, Forms
 from ragkv.errors import StoreError
 
@@ -41,3 +42,13 @@ def test_forms_whose_kv_could_not_be_deleted_are_deleted_the_next_time(tmp_path:
     assert engine.deleted == [(1, 2), (3,)]
     Forms(engine).delete()  # type: ignore[arg-type]
     assert len(engine.deleted) == 2, "none is left"
+
+
+def test_a_question_is_answered_where_old_forms_cannot_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(catalogue, "MAX_TOKENS", 4)
+    forms = Forms(Engine(tmp_path))  # type: ignore[arg-type]
+    for number in range(5):
+        forms.add((number,))
+    assert "was not deleted (the disk failed): `ragkv gc` does it." in caplog.text
