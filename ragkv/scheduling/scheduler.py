@@ -273,23 +273,29 @@ class Scheduler:
             self._compute.changed.notify_all()
 
     def _admitted_at_once(self, work: Work) -> bool:
-        """Admit `work` if none waits and there is room."""
+        """Admit `work` if none waits and there is room. Raises `QueueFullError`."""
         with self._lock:
             may_start = not self._waiting and self._has_room(work)
             if may_start:
                 self._running.add(work)
+            else:
+                self._refuse_beyond_limit(work)
         return may_start
 
-    def _join(self, work: Work, hint: PrefetchHint) -> None:
+    def _refuse_beyond_limit(self, work: Work) -> None:
+        """Raise `QueueFullError` if `work` had to wait behind too many. Needs `_lock`."""
         limit = self._config.queue_limit
+        if (self._waiting or not self._has_room(work)) and len(self._waiting) >= limit:
+            self._refused += 1
+            raise QueueFullError(
+                f"{len(self._waiting)} requests wait and the queue takes {limit}. Ask again "
+                "later, or raise scheduler.queue_limit."
+            )
+
+    def _join(self, work: Work, hint: PrefetchHint) -> None:
         work.admitted.clear()
         with self._lock:
-            if (self._waiting or not self._has_room(work)) and len(self._waiting) >= limit:
-                self._refused += 1
-                raise QueueFullError(
-                    f"{len(self._waiting)} requests wait and the queue takes {limit}. Ask again "
-                    "later, or raise scheduler.queue_limit."
-                )
+            self._refuse_beyond_limit(work)  # again, because others may have joined meanwhile
             # under the lock, so that the store sees the requests in this queue's order
             self._store.queued(hint)
             self._waiting.append(work)

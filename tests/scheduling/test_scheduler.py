@@ -118,7 +118,7 @@ class TestQueue:
         calls = len(queue.listener.calls)
         with (
             pytest.raises(QueueFullError, match="2 requests wait and the queue takes 2"),
-            queue.scheduler.admitted(Work()),
+            queue.scheduler.admitted(Work(), hint=lambda: pytest.fail("it is refused first")),
         ):
             pytest.fail("no slot is free")
         assert (queue.scheduler.stats().refused, len(queue.listener.calls)) == (1, calls)
