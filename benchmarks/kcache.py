@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -18,7 +19,7 @@ from benchmarks.random_model import random_model
 from ragkv.config import KCacheConfig
 from ragkv.model import Adapter, PromptKV, adapt
 from ragkv.model.decode.batching import DecodeRow, decode_rows
-from ragkv.model.kcache import OffloadedKV
+from ragkv.model.kcache import HostValues, OffloadedKV
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -68,6 +69,21 @@ def stepper(adapter: Adapter, kvs: Sequence[PromptKV], length: int) -> Callable[
     return step
 
 
+def rows_fetched(step: Callable[[], None]) -> int:
+    """How many rows a step reads from host memory; a row is one KV head at one position."""
+    rows = 0
+    fetch = HostValues.fetch
+
+    def counted(values: HostValues, wanted: torch.Tensor) -> torch.Tensor:
+        nonlocal rows
+        rows += int((wanted >= 0).sum())
+        return fetch(values, wanted)
+
+    with mock.patch.object(HostValues, "fetch", counted):
+        step()
+    return rows
+
+
 def speed(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any]]:
     """One prompt: every N and L at every context, alternating with ordinary decoding."""
     found = []
@@ -76,22 +92,15 @@ def speed(adapter: Adapter, options: argparse.Namespace) -> list[dict[str, Any]]
         for resident in options.resident:
             kv = random_kv(adapter, length, KCacheConfig(1, resident))
             assert isinstance(kv, OffloadedKV)
-            fetched: dict[int, int] = {}
 
-            def step(
-                top_n: int,
-                kv: OffloadedKV = kv,
-                seen: dict[int, int] = fetched,
-                length: int = length,
-            ) -> None:
+            def step(top_n: int, kv: OffloadedKV = kv, length: int = length) -> None:
                 kv._config = replace(kv._config, top_n=top_n)  # every N uses the same KV
-                before = kv.rows_fetched
                 stepper(adapter, [kv], length)()
-                seen[top_n] = kv.rows_fetched - before
 
             actions: dict[Any, Callable[[], None]] = {None: stepper(adapter, [ordinary], length)}
             actions |= {n: lambda n=n, step=step: step(n) for n in options.top_n if n < length}
             medians = report.alternate(actions, options.runs)
+            fetched = {n: rows_fetched(action) for n, action in actions.items()}
             share = (adapter.layer_count + resident) / (2 * adapter.layer_count)
             for top_n, seconds in medians.items():
                 whole = top_n is None

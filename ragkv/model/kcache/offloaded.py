@@ -40,7 +40,6 @@ class OffloadedKV(PromptKV):
         self._config = config
         self._on_host: list[HostValues | None] = [None] * shape.layers
         self._copies = copy_stream(device)
-        self._fetched: torch.Tensor | int = 0
 
     def put(self, layer: int, start: int, k_rot: torch.Tensor, v: torch.Tensor) -> None:
         """Put `k_rot` and `v`, each (1, G, T, D), at the positions `start ... start + T - 1`."""
@@ -100,14 +99,7 @@ class OffloadedKV(PromptKV):
         k_rot = self.keys[layer].narrow(2, start, stop - start)
         grouped = q_rot.view(k_rot.shape[1], -1, q_rot.shape[3])  # (G, H / G, D)
         choice = choose(grouped, k_rot[0], self._config.top_n or stop, scaling, softcap, start)
-        return attend_top(choice, lambda rows: self._fetch(on_host, rows)).view(q_rot.shape)
-
-    @property
-    def rows_fetched(self) -> int:
-        """Rows read from host memory, over all layers and steps; a row is one KV head at one
-        position. On a device this waits.
-        """
-        return int(self._fetched)
+        return attend_top(choice, on_host.fetch).view(q_rot.shape)
 
     @property
     def host_bytes(self) -> int:
@@ -118,10 +110,6 @@ class OffloadedKV(PromptKV):
         """Allocate the values of `layer` on the device for its prefill."""
         if self._on_host[layer] is None and not self.values[layer].shape[2]:
             self.values[layer] = torch.zeros_like(self.keys[layer])
-
-    def _fetch(self, on_host: HostValues, rows: torch.Tensor) -> torch.Tensor:
-        self._fetched = self._fetched + (len(rows) if rows.is_cpu else (rows >= 0).sum())
-        return on_host.fetch(rows)
 
 
 class Offloading:
