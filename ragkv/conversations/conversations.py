@@ -114,8 +114,12 @@ class Conversations:
             raise InputError(
                 f"A session's id must be a string that is not empty, not {session_id!r:.80}."
             )
-        if not session_id.isprintable() and any("\ud800" <= one <= "\udfff" for one in session_id):
-            raise InputError(f"The session's id {session_id!r:.80} has half a character in it.")
+        try:
+            session_id.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"The session's id {session_id!r:.80} has half a character in it."
+            ) from error
         if ttl_s is not None and not ttl_s > 0:
             raise InputError(f"ttl_s is {ttl_s}; it must be more than 0.")
         with self._lock:

@@ -27,8 +27,6 @@ PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip"
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # A key as it is sent. nginx reads it with the same expression (deploy/nginx.conf), and counts for it.
 AUTHORIZATION = re.compile(r"bearer +(rk-[\w-]{1,200})", re.ASCII | re.IGNORECASE)
-# The usual names of this machine; `is_loopback` knows the others.
-THIS_MACHINE = ("127.0.0.1", "localhost", "::1")
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 # Bodies of these paths are JSON or forms, and are parsed in processes of their own.
 _UPLOAD_PATHS = re.compile(r"/v1/collections/[^/]+/documents/?")
@@ -81,7 +79,7 @@ class Access:
     def _check_host(self, host: str) -> None:
         """Raise `ApiError` 403 for a request that is addressed to an unknown host name."""
         name = _host_name(host)
-        if name in THIS_MACHINE or name in self._hosts or is_loopback(name):
+        if name in self._hosts or is_loopback(name):
             return
         if self._service.requires_key:
             is_known = not self._hosts
