@@ -6,19 +6,43 @@ number, shapes that depend on numbers, copies to the host, and copies to the dev
 tensor of the host among tensors of the device is an error, as it is on a GPU.
 """
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ragkv.model.device.kernels import placing_kernel
 from ragkv.model.layer_views import plain_layers
 
 DEVICE = torch.device("meta")
+# The devices of a test of Triton's kernels: its interpreter, and a GPU.
+WHERE_KERNELS_RUN = pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param(
+            "cpu",
+            marks=pytest.mark.skipif(
+                os.environ.get("TRITON_INTERPRET") != "1" or placing_kernel() is None,
+                reason="needs Triton and TRITON_INTERPRET=1 (docs/research/gpu.md)",
+            ),
+        ),
+        pytest.param(
+            "cuda",
+            marks=[
+                pytest.mark.gpu,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+            ],
+        ),
+    ],
+)
+
 _aten = torch.ops.aten
 
 # Each makes a GPU's host wait until the queue is empty.

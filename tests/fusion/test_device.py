@@ -1,6 +1,5 @@
 """The path that prompts take on a device, with a fake one: equal numbers, few launches, no waits."""
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -8,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from ragkv.fusion import (
     SELECTORS,
@@ -28,7 +28,14 @@ from ragkv.model.families import ADAPTERS
 from ragkv.store import Entry, MemoryLease
 from ragkv.store.entry import EncodedEntry, EntryInfo, Identity
 from tests import tiny_models
-from tests.fusion.fake_device import DeviceTensor, FakeDevice, InlineReaders, move, on_host
+from tests.fusion.fake_device import (
+    WHERE_KERNELS_RUN,
+    DeviceTensor,
+    FakeDevice,
+    InlineReaders,
+    move,
+    on_host,
+)
 
 MOST_OPERATIONS = 45  # a layer and pass
 
@@ -181,6 +188,29 @@ def test_a_pass_has_few_operations_none_for_each_chunk_and_waits_for_none(
     assert counts[0] <= MOST_OPERATIONS
 
 
+def test_no_depth_has_more_operations_in_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_models.config("llama")
+    config.num_hidden_layers = 12
+    deep = transformers.LlamaForCausalLM(config).eval().to(torch.bfloat16)
+    monkeypatch.setitem(globals(), "adapter_of", lambda *_: ADAPTERS["llama"](deep))
+    _, _, device, (adapter, _) = on_device("llama", "hkvd-gradual", 0.15, 8, dtype=torch.bfloat16)
+    assert adapter.layer_count == 12
+    count = sum(device.operations.values()) / adapter.layer_count
+    print(f"hkvd-gradual, 12 layers: {count:.2f} operations")
+    assert count <= MOST_OPERATIONS
+
+
+def test_what_ends_a_prompt_frees_its_pass_at_once() -> None:
+    adapter = adapter_of("llama")
+    fusor = Fusor(adapter, InlineReaders(), 1, 0)  # type: ignore[arg-type]
+    with (
+        pytest.raises(ZeroDivisionError),
+        fusor.prepared(plan_of(adapter, 2, ("raw",)), make_selector("none"), 0.3) as prompt,
+    ):
+        raise ZeroDivisionError
+    assert prompt.fusing.gi_frame is None
+
+
 def joint(adapter: Any, plans: Sequence[Plan], selectors: Sequence[str]) -> list[torch.Tensor]:
     """The logits of prompts in one pass, a selector each."""
     fusor = Fusor(adapter, InlineReaders(), 1, 0)  # type: ignore[arg-type]
@@ -316,25 +346,7 @@ def placed(
     return torch.stack((*kv.keys, *kv.values)).float().cpu()
 
 
-@pytest.mark.parametrize(
-    "device",
-    [
-        pytest.param(
-            "cpu",
-            marks=pytest.mark.skipif(
-                os.environ.get("TRITON_INTERPRET") != "1" or placing_kernel() is None,
-                reason="needs Triton and TRITON_INTERPRET=1 (docs/gpu.md)",
-            ),
-        ),
-        pytest.param(
-            "cuda",
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-            ],
-        ),
-    ],
-)
+@WHERE_KERNELS_RUN
 @pytest.mark.parametrize("codecs", [("int8",), ("raw",), ("bfloat16", "int8", "raw")], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_neox", "smollm3", "stablelm"])

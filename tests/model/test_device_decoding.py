@@ -1,7 +1,6 @@
 """Decoding on a fake device: how often the host waits in a step, and equal numbers."""
 
 import inspect
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from ragkv.model.families import ADAPTERS
 from ragkv.model.kcache import OffloadedKV
 from ragkv.model.kcache.topn import unique, unique_unread
 from tests import tiny_models
-from tests.fusion.fake_device import DeviceTensor, FakeDevice, move, on_host
+from tests.fusion.fake_device import WHERE_KERNELS_RUN, DeviceTensor, FakeDevice, move, on_host
 from tests.fusion.fake_device import sent as to_device
 
 PROMPT = 60
@@ -76,8 +75,7 @@ def test_a_step_waits_for_nothing_but_the_list_of_rows_that_the_host_gathers(
         device.counts = True
         found = decoded(adapter, kv, to_device)
         device.counts = False
-        if isinstance(kv, OffloadedKV):
-            assert kv.rows_fetched > 0
+        assert not offloaded or kv.host_bytes > 0
     layers = adapter.layer_count - RESIDENT if gathers == "host" else 0
     assert len(device.waits) == layers * len(found)
     for logits, own in zip(found, wanted, strict=True):
@@ -97,25 +95,7 @@ def test_rows_are_found_once_without_a_shape_that_depends_on_them(seed: int) -> 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("width", [3, 16, 80])
-@pytest.mark.parametrize(
-    "device",
-    [
-        pytest.param(
-            "cpu",
-            marks=pytest.mark.skipif(
-                os.environ.get("TRITON_INTERPRET") != "1" or kernels.placing_kernel() is None,
-                reason="needs Triton and TRITON_INTERPRET=1 (docs/research/gpu.md)",
-            ),
-        ),
-        pytest.param(
-            "cuda",
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-            ],
-        ),
-    ],
-)
+@WHERE_KERNELS_RUN
 def test_the_kernel_gathers_the_rows_of_host_memory(
     device: str, width: int, dtype: torch.dtype
 ) -> None:
