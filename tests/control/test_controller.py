@@ -13,7 +13,7 @@ import torch
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import ControllerConfig, SessionConfig
-from ragkv.control import Decided
+from ragkv.control import Decided, controller, decision
 from ragkv.control.controller import FORGET_S, OUTCOMES
 from ragkv.control.gate_result import GateResult, Point, Tolerance
 from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
@@ -96,6 +96,22 @@ def test_a_ratio_given_in_the_call_is_used_as_it_is_and_reuse_without_a_ratio_ne
     with filed(tmp_path, disk_token_s=0.004, ratio=0.3) as made:
         assert made.prefill(QUESTION, CHUNKS).reuse.ratio == 0.3
         assert made.prefill(QUESTION, CHUNKS, ratio=None).reuse.ratio == 0.45
+
+
+def test_the_report_says_whether_loading_is_slow_or_fusing_does_not_pay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = tiny_models.tokens(8, seed=99)  # first, so that no chunk is exact
+
+    def whys(made: Engine) -> set[str | None]:
+        spans = made.prefill(QUESTION, [unknown, *CHUNKS]).spans
+        return {span.why for span in spans if span.kind == "chunk" and span.chunk}
+
+    with filed(tmp_path / "slow", disk_token_s=1.0) as made:
+        assert whys(made) == {controller.SLOWER}
+    monkeypatch.setattr(decision, "pays", lambda *_: False)
+    with filed(tmp_path / "no gain", disk_token_s=0.004) as made:
+        assert whys(made) == {controller.NO_GAIN}
 
 
 def test_slow_chunks_are_computed_without_counting_as_misses_or_being_stored_again(

@@ -155,6 +155,24 @@ def test_a_tier_that_cannot_delete_keeps_no_other_tier_and_no_other_key_from_it(
         assert [lower.contains(key) for key in keys] == [False, False]
 
 
+def test_an_entry_is_not_copied_up_after_a_deletion_that_failed_in_another_tier() -> None:
+    class Refusing(WrappedTier):
+        def delete(self, key: EntryKey) -> bool:
+            raise StoreError(f"{key} is on a server that is away")
+
+    fastest, lower = MemoryTier(10**6, LRU()), MemoryTier(10**6, LRU())
+    entry = make_entry(1)
+    lower.put(entry)
+    other = Refusing(MemoryTier(10**6, LRU()))
+    with Store([fastest, lower, other], write_buffer_bytes=10**6) as store:
+        lease = leased(store, entry)
+        with pytest.raises(StoreError):
+            store.delete(entry.info.key)
+        lease.close()
+        store.flush()
+        assert not fastest.contains(entry.info.key)
+
+
 def test_a_lease_closed_after_a_deletion_does_not_bring_the_entry_back(tmp_path: Path) -> None:
     with Store.open(config(tmp_path)) as store:
         store.put_durably(make_entry(1))
