@@ -2,9 +2,9 @@
 
     python -m benchmarks.retrieval --data FOLDER [--quick]
 
-Three question sets, each over one index of all its passages, cut at 200 words:
+Three question sets, each over one index of the passages of its first questions, cut at 200 words:
 
-- `xquad` (the test half of its articles) and `musique`: a passage counts if it has a gold answer.
+- `xquad` and `musique`, the test halves: a passage counts if it has a gold answer.
 - `mtrag`: the last question of a conversation, searched alone and with the question before it, as
   `Rag.retrieve` does. A passage counts if it is one of those that the set's authors gave for it.
 
@@ -14,7 +14,6 @@ Printed is the share of questions with such a passage among the first 1, 4, 6 an
 
 import argparse
 import json
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,10 +26,12 @@ from benchmarks.real_sets import half_of, questions
 from benchmarks.sets import questions as sets_folder
 from ragkv.retrieval import Document, Embedder, Hit, Index, Splitter, resolve_embedder
 from ragkv.retrieval.rag.rag import search_text
+from ragkv.runtime.words import words
 
 FIRST = (1, 4, 6, 10)
 RETRIEVERS = ("bm25", "dense", "fused")
 PASSAGE_WORDS = 200  # about 256 tokens
+ASKED = 200  # of the questions that can be answered, at most
 HEADINGS = ("set", "searched with", "by", "n", *(f"at {k}" for k in FIRST), "ms a search")
 
 
@@ -65,6 +66,7 @@ def measured(
 ) -> Iterator[dict[str, Any]]:
     """A row for each retriever, and for each way to search for a follow-up."""
     texts, queries = SETS[name](options.data, options.questions)
+    queries = queries[:ASKED]
     splitter = Splitter(lambda text: len(text.split()), PASSAGE_WORDS)
     with Index(None, splitter, embedder) as index:
         index.ingest([Document(str(at), text) for at, text in enumerate(texts)])
@@ -99,23 +101,21 @@ def _found(index: Index, retriever: str, queries: Sequence[Query], joined: bool)
     return {"n": count, **shares, "ms": 1e3 * took_s / count}
 
 
-def _read(
-    name: str, most_texts: int | None
-) -> Callable[[Path, int], tuple[list[str], list[Query]]]:
-    """The passages and questions of a set whose gold answers stand in passages; only the passages of
-    its first `most_texts` questions are searched, and only they are asked.
+def _read(name: str) -> Callable[[Path, int], tuple[list[str], list[Query]]]:
+    """The passages of the first `most` questions of a set, and those of these questions of which a
+    gold answer stands in a passage.
     """
 
-    def read(folder: Path, count: int) -> tuple[list[str], list[Query]]:
-        known = questions(name, folder, "test", most_texts)
+    def read(folder: Path, most: int) -> tuple[list[str], list[Query]]:
+        known = questions(name, folder, "test", most)
         texts = dict.fromkeys(text for asked in known for text in asked.passages)
         forms = [_form(text) for text in texts]
-        queries = [
-            Query(asked.question, "", _has_one_of([_form(gold) for gold in asked.golds]))
-            for asked in known
-            if any(_form(gold) in form for gold in asked.golds for form in forms)
-        ]
-        return list(texts), queries[:count]
+        queries = []
+        for asked in known:
+            golds = [_form(gold) for gold in asked.golds]
+            if any(gold in form for gold in golds for form in forms):
+                queries.append(Query(asked.question, "", _has_one_of(golds)))
+        return list(texts), queries
 
     return read
 
@@ -125,14 +125,14 @@ def _has_one_of(golds: Sequence[str]) -> Callable[[Hit], bool]:
 
 
 def _form(text: str) -> str:
-    """Its words in lower case, with a blank on each side."""
-    return " " + " ".join(re.findall(r"\w+", text.lower())) + " "
+    """Its words as the package compares them, with a blank on each side."""
+    return " " + " ".join(word.text for word in words(text)) + " "
 
 
-def _follow_ups(folder: Path, count: int) -> tuple[list[str], list[Query]]:
-    """The follow-ups of mtRAG's test half over the passages of all its tasks."""
+def _follow_ups(folder: Path, most: int) -> tuple[list[str], list[Query]]:
+    """The passages of mtRAG's first `most` tasks, and the follow-ups of their test half."""
     lines = (folder / "mtragun_reference.jsonl").read_text("utf-8").splitlines()
-    tasks = [json.loads(line) for line in lines]
+    tasks = [json.loads(line) for line in lines[:most]]
     texts = dict.fromkeys(one["text"] for task in tasks for one in task["contexts"])
     numbers = {text: str(at) for at, text in enumerate(texts)}
     queries = []
@@ -141,24 +141,26 @@ def _follow_ups(folder: Path, count: int) -> tuple[list[str], list[Query]]:
         if half_of(task["conversation_id"]) == "test" and task["contexts"] and len(said) > 1:
             wanted = {numbers[one["text"]] for one in task["contexts"]}
             queries.append(Query(said[-1], said[-2], _is_of(wanted)))
-    return list(texts), queries[:count]
+    return list(texts), queries
 
 
 def _is_of(documents: set[str]) -> Callable[[Hit], bool]:
     return lambda hit: hit.passage.document_id in documents
 
 
-SETS = {"xquad": _read("xquad", 300), "musique": _read("musique", None), "mtrag": _follow_ups}
+SETS = {"xquad": _read("xquad"), "musique": _read("musique"), "mtrag": _follow_ups}
 
 
 def _options() -> argparse.Namespace:
-    parser = report.parser(__doc__, quick="ten questions of each set")
+    parser = report.parser(__doc__, quick="twenty questions of each set")
     parser.add_argument("--data", type=Path, default=sets_folder(), help="with the question sets")
     parser.add_argument("--sets", nargs="+", choices=[*SETS], default=[*SETS])
-    parser.add_argument("--questions", type=int, default=200, help="of each set, at most")
+    parser.add_argument(
+        "--questions", type=int, default=1000, help="of each set, whose passages are searched"
+    )
     options = parser.parse_args()
     if options.quick:
-        options.questions = min(options.questions, 10)
+        options.questions = min(options.questions, 20)
     return options
 
 
