@@ -17,7 +17,7 @@ later measurements count in steps (`Steady`), so that equal prompts get equal ra
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ragkv.config import R_STAR, PricesConfig
 
@@ -123,19 +123,19 @@ def belongs_in_memory(
     return choose_tier(profile, shape, r_star, prices, loads) == "memory"
 
 
+@dataclass(frozen=True, slots=True)
 class Steady:
     """Measured numbers that change only with clear evidence: in steps, and once the latest is a
     whole step off.
     """
 
-    def __init__(self) -> None:
-        self._used: dict[str, float] = {}
+    used: dict[str, float] = field(default_factory=dict)  # by name
 
     def of(self, name: str, latest: float) -> float:
         """The number to use for `name`, whose latest value is `latest` (above 0)."""
-        used = self._used.get(name)
+        used = self.used.get(name)
         if used is None or max(latest / used, used / latest) >= STEP:
-            used = self._used[name] = STEP ** round(math.log(latest, STEP))
+            used = self.used[name] = STEP ** round(math.log(latest, STEP))
         return used
 
 

@@ -5,6 +5,7 @@ none, while no request runs.
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from ragkv.errors import ProfileError, RagKVError
 from ragkv.fusion import Fusor
@@ -20,17 +21,17 @@ log = logging.getLogger(__name__)
 QUIET_S = 3.0  # without a request, before an engine measures by itself
 
 
+@dataclass(eq=False)
 class Profiler(Closing):
     """Measures the profile of one engine: when it is asked to, and once by itself if there
     is none.
     """
 
-    def __init__(self, controller: Controller, fusor: Fusor, scheduler: Scheduler) -> None:
-        self._controller = controller
-        self._fusor = fusor
-        self._scheduler = scheduler
-        self._closing = threading.Event()
-        self._thread: threading.Thread | None = None
+    controller: Controller
+    fusor: Fusor
+    scheduler: Scheduler
+    _closing: threading.Event = field(default_factory=threading.Event, init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
 
     def measure(
         self, *, quick: bool = False, on_progress: Callable[[int, int], None] | None = None
@@ -41,9 +42,9 @@ class Profiler(Closing):
         It is saved for later engines like this one. `quick` uses shorter prompts and fewer rounds.
         `on_progress(done, total)` is called after each measurement.
         """
-        control = self._controller
+        control = self.controller
         report = on_progress or (lambda _done, _total: None)
-        profile = Measuring(control, self._fusor, self._scheduler, quick, report).profile()
+        profile = Measuring(control, self.fusor, self.scheduler, quick, report).profile()
         control.apply_profile(profile)
         save(profile, control.profile_directory)
         return profile
@@ -51,7 +52,7 @@ class Profiler(Closing):
     def start(self) -> None:
         """Measure in the background while no request runs, unless a valid profile is saved."""
         try:
-            _ = self._controller.profile
+            _ = self.controller.profile
         except ProfileError as error:
             log.info(
                 "The loading controller measures this machine while no request runs. %s", error
@@ -62,13 +63,13 @@ class Profiler(Closing):
     def close(self) -> None:
         """Stop measuring; what is under way is dropped."""
         self._closing.set()
-        self._scheduler.wake()
+        self.scheduler.wake()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _run(self) -> None:
         try:
-            while not self._closing.wait(QUIET_S) and self._scheduler.busy:
+            while not self._closing.wait(QUIET_S) and self.scheduler.busy:
                 self._wait_idle()
             self._wait_idle()  # which ends it here if the engine was closed meanwhile
             profile = self.measure(quick=True, on_progress=lambda _done, _total: self._wait_idle())
@@ -80,7 +81,7 @@ class Profiler(Closing):
 
     def _wait_idle(self) -> None:
         """Return when no request runs; raises `ProfileError` once this is closed."""
-        while self._scheduler.busy and not self._closing.is_set():
-            self._scheduler.wait_idle(QUIET_S, self._closing.is_set)
+        while self.scheduler.busy and not self._closing.is_set():
+            self.scheduler.wait_idle(QUIET_S, self._closing.is_set)
         if self._closing.is_set():
             raise ProfileError("The engine was closed while its profile was measured.")

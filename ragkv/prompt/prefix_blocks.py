@@ -9,7 +9,7 @@ first.
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ragkv.model import Recording
@@ -26,17 +26,17 @@ Keep = Callable[[Prompt, str, Recording], None]
 BLOCK_TOKENS = 32
 
 
+@dataclass(eq=False)
 class PrefixBlocks:
     """The blocks of one engine's prompts. Thread-safe."""
 
-    def __init__(self, identity: Identity, capacity_bytes: int) -> None:
-        """`identity` is the engine's; its context does not count."""
-        self._identity = identity
-        self._capacity_bytes = capacity_bytes
-        self._used_bytes = 0
-        self._entries: OrderedDict[str, Entry] = OrderedDict()  # by context and ids
-        self._deletions = 0
-        self._lock = threading.Lock()
+    identity: Identity  # the engine's; its context does not count
+    capacity_bytes: int
+    _used_bytes: int = field(default=0, init=False)
+    # by context and ids
+    _entries: OrderedDict[str, Entry] = field(default_factory=OrderedDict, init=False)
+    _deletions: int = field(default=0, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def keeper(self) -> Keep:
         """What keeps the blocks of a request, which asks before it looks anything up.
@@ -66,7 +66,7 @@ class PrefixBlocks:
                     continue
             low = at - record.start
             kv = record.kv[:, :, :, low : low + len(ids)].cpu().clone()
-            identity = replace(self._identity, context=name, behind="")
+            identity = replace(self.identity, context=name, behind="")
             shape = (layers, kv_heads, head_dim)
             info = EntryInfo(identity.key(ids), identity, ids, frequencies, *shape)
             self._add(name, Entry(info, kv), deletions)
@@ -85,7 +85,7 @@ class PrefixBlocks:
                 return
             self._entries[name] = entry
             self._used_bytes += entry.info.size_bytes
-            while self._used_bytes > self._capacity_bytes and self._entries:
+            while self._used_bytes > self.capacity_bytes and self._entries:
                 _, dropped = self._entries.popitem(last=False)
                 self._used_bytes -= dropped.info.size_bytes
 

@@ -93,23 +93,26 @@ class IndexFile(Closing):
         if self.directory is None:
             uri = ":memory:"
         else:
-            uri = (self.directory / FILE).absolute().as_uri()
-            if self.read_only:
-                if not (self.directory / FILE).exists():
-                    raise self._no_index()
-                uri += "?mode=ro"
-            else:
-                try:
-                    make_private_folder(self.directory)
-                except OSError as error:
-                    raise StoreError(
-                        f"Cannot make a directory for an index at {self.directory}: {error}."
-                    ) from error
-                with suppress(OSError):  # SQLite says what is wrong
-                    create_private(self.directory / FILE)
+            file = self.directory / FILE
+            uri = file.absolute().as_uri() + ("?mode=ro" if self.read_only else "")
+            with suppress(OSError):  # SQLite says what is wrong
+                if not file.exists():
+                    self._make(file)
         return sqlite3.connect(
             uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False
         )
+
+    def _make(self, file: Path) -> None:
+        """An empty file in a folder of its owner's."""
+        if self.read_only:
+            raise self._no_index()
+        try:
+            make_private_folder(file.parent)
+        except OSError as error:
+            raise StoreError(
+                f"Cannot make a directory for an index at {file.parent}: {error}."
+            ) from error
+        create_private(file)
 
     def _create(self) -> None:
         if self.read_only:

@@ -17,6 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -73,7 +74,8 @@ class DecodeSlot(Closing):
         """How many drafts a step may have now: none for a KV that takes none, nor while many others
         decode.
         """
-        rows = min(self._kv.capacity - self._kv.length, self._batch.most_rows // self._batch.slots)
+        most_rows = self._batch.most_rows or 1
+        rows = min(self._kv.capacity - self._kv.length, most_rows // self._batch.slots)
         return max(0, rows - 1) if self._kv.takes_drafts else 0
 
     def close(self) -> None:
@@ -97,29 +99,22 @@ class _TokenRequest:
         return self.logits is not None or self.error is not None
 
 
+@dataclass(eq=False)
 class DecodeBatch:
     """Decodes for many requests on one model."""
 
-    def __init__(self, adapter: Adapter, lock: FairLock) -> None:
-        self._adapter = adapter
-        self.lock = lock
-        on_cpu = adapter.device.type == "cpu"
-        # rows of a step, of all its slots
-        self.most_rows = FEW_ROWS if adapter.dtype.itemsize < 4 and on_cpu else DRAFT_ROWS
-        if adapter.rope.depends_on_length or (
-            on_cpu and not rows_are_alike(adapter, self.most_rows)
-        ):
-            log.info(
-                "No drafts: rows that are computed together would get other numbers than alone."
-            )
-            self.most_rows = 1
-        self._changed = threading.Condition()
-        self.waiting: list[_TokenRequest] = []  # requests that wait for a token
-        # the slots that the last step served and that do not wait again yet
-        self._expected: set[DecodeSlot] = set()
-        self.slots = 0  # in use
-        self.step_s = 0.0  # how long the last step took
-        self._stepped_at = 0.0  # when it ended
+    adapter: Adapter
+    lock: FairLock  # of who computes
+    # requests that wait for a token
+    waiting: list[_TokenRequest] = field(default_factory=list, init=False)
+    slots: int = field(default=0, init=False)  # in use
+    # rows of a step with drafts, of all its slots; None: before the first step, which tries it
+    most_rows: int | None = field(default=None, init=False)
+    step_s: float = field(default=0.0, init=False)  # how long the last step took
+    _stepped_at: float = field(default=0.0, init=False)  # when it ended
+    # the slots that the last step served and that do not wait again yet
+    _expected: set[DecodeSlot] = field(default_factory=set, init=False)
+    _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
 
     @property
     def is_due(self) -> bool:
@@ -190,6 +185,8 @@ class DecodeBatch:
 
     def _step(self) -> None:
         """One step for all waiting requests. The caller holds the compute lock."""
+        if self.most_rows is None:
+            self.most_rows = self.rows_alike()
         with self._changed:
             requests = self._next_requests()
             self.waiting = [request for request in self.waiting if request not in requests]
@@ -210,6 +207,18 @@ class DecodeBatch:
             self.step_s = self._stepped_at - began
             self.lock.share([request.wait.owner for request in requests], self.step_s)
             self.lock.dismiss(request.wait for request in served)
+
+    def rows_alike(self) -> int:
+        """How many rows a step with drafts may have here; 1: there are no drafts."""
+        adapter = self.adapter
+        on_cpu = adapter.device.type == "cpu"
+        rows = FEW_ROWS if adapter.dtype.itemsize < 4 and on_cpu else DRAFT_ROWS
+        if adapter.rope.depends_on_length or (on_cpu and not rows_are_alike(adapter, rows)):
+            log.info(
+                "No drafts: rows that are computed together would get other numbers than alone."
+            )
+            return 1
+        return rows
 
     def _next_requests(self) -> list[_TokenRequest]:
         """The requests of the next step, the oldest first; of several owners in turns. Needs
@@ -234,7 +243,7 @@ class DecodeBatch:
             requests = [
                 request
                 for request, end in zip(requests, ends, strict=True)
-                if end <= self.most_rows
+                if end <= (self.most_rows or 1)
             ]
         return requests
 
@@ -243,7 +252,7 @@ class DecodeBatch:
         tried alone.
         """
         try:
-            rows = decode_rows(self._adapter, [request.row for request in requests])  # (B, V)
+            rows = decode_rows(self.adapter, [request.row for request in requests])  # (B, V)
             together: Iterable[torch.Tensor] = torch.split(
                 rows, [len(request.row.tokens) for request in requests]
             )
@@ -251,7 +260,7 @@ class DecodeBatch:
             if len(requests) > 1:
                 together = [logits.clone() for logits in together]
             # other threads read these logits, perhaps on another stream
-            self._adapter.wait_for_device()
+            self.adapter.wait_for_device()
             for request, logits in zip(requests, together, strict=True):
                 request.logits = logits
         except BaseException as error:

@@ -7,6 +7,7 @@ plans: how jobs are computed is up to its caller.
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ragkv.runtime import FairLock, Wait
@@ -31,13 +32,13 @@ class _WaitingJob(Generic[Job]):
         self.done = threading.Event()  # that pass is over
 
 
+@dataclass(eq=False)
 class JointPrefills(Generic[Job]):
     """The prefills that wait for one model."""
 
-    def __init__(self, lock: FairLock) -> None:
-        self._lock = lock
-        self._guard = threading.Lock()
-        self._waiting: list[_WaitingJob[Job]] = []
+    lock: FairLock  # of who computes
+    _guard: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _waiting: list[_WaitingJob[Job]] = field(default_factory=list, init=False)
 
     @property
     def waiting(self) -> int:
@@ -57,14 +58,14 @@ class JointPrefills(Generic[Job]):
         with self._guard:
             self._waiting.append(place)
         try:
-            if self._lock.acquire(place.wait, work.check):
+            if self.lock.acquire(place.wait, work.check):
                 places = self._joining(place)
                 try:
                     compute([one.job for one in places])
                 finally:
                     for one in places:
                         one.done.set()
-                    self._lock.release()
+                    self.lock.release()
         finally:
             with self._guard:
                 self._waiting = [other for other in self._waiting if other is not place]
@@ -84,5 +85,5 @@ class JointPrefills(Generic[Job]):
             self._waiting = [place for place in self._waiting if place not in places]
             for place in places:
                 place.taken = True
-        self._lock.dismiss(place.wait for place in places[1:])
+        self.lock.dismiss(place.wait for place in places[1:])
         return places

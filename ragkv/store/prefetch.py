@@ -68,26 +68,27 @@ class _Queued:
     inside: dict[EntryKey, int] = field(default_factory=dict)  # bytes of its part of the window
 
 
+@dataclass(eq=False)
 class Prefetcher:
     """The window over the queue. All methods are thread-safe."""
 
-    def __init__(self, tiers: Sequence[Tier], fetch: Fetch | None) -> None:
-        """`fetch(entry)` copies an entry into `tiers[0]`; `False` if no tier has it.
-
-        `None`: nothing is fetched, but the tiers' policies still learn the queue.
-        """
-        self._tiers = tuple(tiers)
-        self._fetch = fetch
-        self._joined = 0
-        self._requests: dict[PrefetchHint, _Queued] = {}
-        self._beyond: deque[tuple[_Queued, HintedEntry]] = deque()  # behind the window, in order
-        self._readers: Counter[EntryKey] = Counter()  # requests that read an entry in the window
-        capacity = tiers[0].stats().capacity_bytes if tiers else None
-        self._free_bytes = capacity or 0
-        self._closed = False
-        self._lock = threading.Lock()
-        self._worker: Background[None] = Background(0, "ragkv-prefetch")
-        self.fetched = 0  # entries
+    tiers: Sequence[Tier]
+    # copies an entry into the fastest tier; `False` if no tier has it. None: nothing is fetched, but
+    # the tiers' policies still learn the queue
+    fetch: Fetch | None
+    fetched: int = field(default=0, init=False)  # entries
+    _joined: int = field(default=0, init=False)
+    _requests: dict[PrefetchHint, _Queued] = field(default_factory=dict, init=False)
+    # behind the window, in order
+    _beyond: deque[tuple[_Queued, HintedEntry]] = field(default_factory=deque, init=False)
+    # requests that read an entry in the window
+    _readers: Counter[EntryKey] = field(default_factory=Counter, init=False)
+    _window_bytes: int = field(default=0, init=False)  # of what is inside the window
+    _closed: bool = field(default=False, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _worker: Background[None] = field(
+        default_factory=partial(Background, 0, "ragkv-prefetch"), init=False
+    )
 
     def queued(self, hint: PrefetchHint) -> None:
         """A request joined the end of the queue. Policies that know the queue protect its
@@ -97,7 +98,7 @@ class Prefetcher:
             self._joined += 1
             request = self._requests[hint] = _Queued(self._joined)
             self._tell(hint, lambda policy, group: policy.queued(group, request.number))
-            if self._fetch is not None:
+            if self.fetch is not None:
                 self._beyond.extend((request, entry) for entry in hint.entries)
         self._wake()
 
@@ -141,12 +142,12 @@ class Prefetcher:
             for group in hint.groups:
                 what(policy, group)
 
-        for tier in self._tiers:
+        for tier in self.tiers:
             tier.tell(tell)
 
     def _wake(self) -> None:
-        if self._fetch is not None:
-            self._worker.submit(Job(partial(self._run, self._fetch)))
+        if self.fetch is not None:
+            self._worker.submit(Job(partial(self._run, self.fetch)))
 
     def _run(self, fetch: Fetch) -> None:
         while not self._closed and (wanted := self._next()) is not None:
@@ -154,14 +155,19 @@ class Prefetcher:
 
     def _next(self) -> tuple[_Queued, HintedEntry] | None:
         """Move the window on to the next entry that must be fetched; `None` if that has no room."""
-        fastest = self._tiers[0]
+        fastest = self.tiers[0]
+        most_bytes = fastest.stats().capacity_bytes or 0
         with self._lock:
             while self._beyond:
                 request, entry = self._beyond[0]
                 is_inside = entry.key in self._readers
                 is_here = is_inside or fastest.contains(entry.key)
                 is_wanted = not request.gone and (request.waits or is_here)
-                if is_wanted and not is_inside and entry.size_bytes > self._free_bytes:
+                if (
+                    is_wanted
+                    and not is_inside
+                    and self._window_bytes + entry.size_bytes > most_bytes
+                ):
                     return None
                 self._beyond.popleft()
                 if is_wanted:
@@ -176,7 +182,7 @@ class Prefetcher:
             return
         request.inside[entry.key] = entry.size_bytes
         if not self._readers[entry.key]:
-            self._free_bytes -= entry.size_bytes
+            self._window_bytes += entry.size_bytes
         self._readers[entry.key] += 1
 
     def _release(self, request: _Queued, key: EntryKey) -> None:
@@ -185,7 +191,7 @@ class Prefetcher:
         self._readers[key] -= 1
         if not self._readers[key]:
             del self._readers[key]
-            self._free_bytes += size_bytes
+            self._window_bytes -= size_bytes
 
     def _try(self, fetch: Fetch, request: _Queued, entry: HintedEntry) -> None:
         found = False

@@ -136,7 +136,7 @@ def check_steps_from_every_length() -> None:
         single = adapter.new_kv(400)
         for own, other in zip((*kv.keys, *kv.values), (*single.keys, *single.values), strict=True):
             other.copy_(own.normal_())
-        slot = DecodeBatch(adapter, FairLock()).slot(kv)
+        slot = batch_of(adapter).slot(kv)
         lengths = (*range(70), *range(188, 194), *range(268, 274), *range(364, 370))
         # a step clears what is behind it
         for kv.length in reversed(lengths if name.startswith("int4") else range(40)):
@@ -173,10 +173,24 @@ def test_no_drafts_are_taken_where_rows_change_each_others_products(
         adapter, "logits", lambda hidden: plain(hidden) + (0 if alike else hidden.shape[1])
     )
     with caplog.at_level("INFO"):
-        assert DecodeBatch(adapter, FairLock()).slot(adapter.new_kv(40)).room == (
-            15 if alike else 0
-        )
+        assert batch_of(adapter).slot(adapter.new_kv(40)).room == (15 if alike else 0)
     assert ("No drafts" in caplog.text) is not alike
+
+
+def test_the_first_step_of_a_batch_has_no_drafts() -> None:
+    adapter = adapt(tiny_models.model("llama"))
+    kv = adapter.new_kv(40)
+    with DecodeBatch(adapter, FairLock()).slot(kv) as slot:
+        assert slot.room == 0
+        slot.verify(3)
+        assert slot.room == batch_of(adapter).slot(kv).room
+
+
+def batch_of(adapter: Adapter) -> DecodeBatch:
+    """A batch as its first step leaves it."""
+    batch = DecodeBatch(adapter, FairLock())
+    batch.most_rows = batch.rows_alike()
+    return batch
 
 
 def row_by_row(layer: torch.nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
@@ -196,7 +210,7 @@ def test_drafts_have_room_as_far_as_a_step_has_rows_and_the_kv_positions(
     monkeypatch.setattr(packing, "useful_copies", lambda _: Copies(int4_rows=copied.FEW_ROWS))
     adapter = adapter_on_grids()
     kv = adapter.new_kv(40)
-    batch = DecodeBatch(adapter, FairLock())
+    batch = batch_of(adapter)
     kv.length = 2
     first = batch.slot(kv)
     second = batch.slot(adapter.new_kv(40))

@@ -214,7 +214,7 @@ def _chosen(modules: Sequence[torch.nn.Module], limit_bytes: int) -> dict[torch.
     """
     parts = dict.fromkeys(part for module in modules for part in module.modules())
     plain = [part for part in parts if isinstance(part, torch.nn.Linear) and _is_plain(part)]
-    wanted = {part: useful_copies(part.weight.dtype) for part in plain}
+    wanted = {part: _useful_for(part) for part in plain}
     free = available_bytes()
     left = limit = limit_bytes if free is None else min(limit_bytes, max(0, free - SPARE_BYTES))
     chosen = dict.fromkeys(plain, Copies())
@@ -234,6 +234,12 @@ def _chosen(modules: Sequence[torch.nn.Module], limit_bytes: int) -> dict[torch.
             *((limit - left) / 2**30, (free or 0) / 2**30),
         )
     return {part: copies for part, copies in chosen.items() if copies.bytes_per_weight}
+
+
+def _useful_for(part: torch.nn.Linear) -> Copies:
+    """Which copies of a layer's weights make its products faster: one in four bits needs a grid."""
+    copies = useful_copies(part.weight.dtype)
+    return copies if hasattr(part, ATTRIBUTE) else copies._replace(int4_rows=0)
 
 
 def _made(
