@@ -22,7 +22,8 @@ import torch
 from benchmarks import report
 from benchmarks.ttft_world import OUR_FULL, Method, World, model_of
 from ragkv.model.loading import load
-from ragkv.runtime.processor import ThreadChoice, measured_use
+from ragkv.runtime import ThreadChoice
+from ragkv.runtime.processor import measured_use
 
 CHUNKS = 6
 CHUNK_TOKENS = 128

@@ -15,7 +15,7 @@ import torch
 
 from ragkv.errors import EntryUnreachableError, RemoteError, StoreError
 from ragkv.store.record import Bytes, bytes_of
-from ragkv.store.tiers.base import StoredLease
+from ragkv.store.tiers.lease import StoredLease
 
 from .reader import RemoteReader
 from .values import RemoteHead

@@ -18,7 +18,8 @@ from ragkv.config import RemoteConfig
 from ragkv.errors import EntryDamagedError, RemoteError
 from ragkv.store.entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
 from ragkv.store.record import Digest
-from ragkv.store.tiers.base import Lease, Tier
+from ragkv.store.tiers.base import Tier
+from ragkv.store.tiers.lease import Lease
 from ragkv.store.tiers.stats import Counts, TierStats
 
 from . import values

@@ -18,7 +18,7 @@ from ragkv.model.fingerprint import (
 )
 from ragkv.model.loading import DtypeChoice
 from ragkv.runtime import limit_kernel_caches
-from ragkv.runtime.outside_text import TokenCounter
+from ragkv.runtime.token_counter import TokenCounter
 from ragkv.scheduling import SharedCompute
 from ragkv.store import Identity, dtype_name
 

@@ -26,7 +26,8 @@ from .memory import (
     loading_objects,
     release_memory,
 )
-from .processor import ThreadChoice, cores, cpu_features, cpu_model, crowding_hint, load
+from .openmp import ThreadChoice
+from .processor import cores, cpu_features, cpu_model, crowding_hint, load
 from .rates import Rate, counted, duration, seconds_of
 from .sqlite_files import FileState, create_private, state_of
 from .waiting import (

@@ -1,4 +1,10 @@
-"""OpenMP thread pools: how a thread ends the pool that its computing started.
+"""OpenMP threads: on how many of them a model computes, and how a thread ends the pool that its
+computing started.
+
+The threads of a product wait for the last of them. If another program has its processor, all wait,
+and every product of a pass takes tens of times as long; one thread waits for no other. So as many
+compute as others leave processors for, which is read again and again, while a pass runs, too. The
+number changes no bit of a result: rows and heads are divided among threads, sums are not.
 
 torch on Linux computes with GNU OpenMP. Every thread that computes gets its own pool of worker
 threads, which lasts until that thread ends. Between two operations the workers spin for a moment,
@@ -10,10 +16,62 @@ compute without one. A new pool takes about 60 us to start.
 """
 
 import ctypes
+import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from . import processor
+
+# The use of the processors is read after so many seconds at the earliest, and is the mean since the
+# reading before: the first choice after an idle time is that of this time, the next one of now.
+PERIOD_S = 0.1
+# Of a processor that others use by less than about half, a thread still gains.
+SHARED = 0.45
 _SOFT = 1  # OpenMP's omp_pause_soft
+
+
+class ThreadChoice:
+    """The number of threads on which one model computes; used by the thread whose turn it is."""
+
+    def __init__(
+        self,
+        most: int,
+        measure: Callable[[], processor.Use | None] = processor.measured_use,
+        count: int | None = None,
+    ) -> None:
+        """At most `most` threads, and no more than the quota allows; `count` processors."""
+        limit = processor.quota()
+        self._processors = processor.cores() if count is None else count
+        self.most = most if limit is None else max(1, min(most, round(limit)))
+        self.count = self.most
+        self._measure = measure
+        self._last = measure() if self.most > 1 else None
+        self._due_s = 0.0
+
+    def begin(self) -> None:
+        """Compute on the chosen number of threads from now on; called again and again in a turn."""
+        if self.most == 1:
+            return
+        if time.monotonic() >= self._due_s:
+            self._choose()
+        use_threads(self.count)
+
+    def end(self) -> None:
+        """The calling thread's turn is over: it ends its pool, and gets its own number back."""
+        if self.most > 1:
+            use_threads(self.most)
+        release_threads()
+
+    def _choose(self) -> None:
+        self._due_s = time.monotonic() + PERIOD_S
+        last = self._last
+        now = self._last = self._measure()
+        if last is None or now is None or now.at_s <= last.at_s:
+            return
+        others_s = now.busy_s - last.busy_s - (now.own_s - last.own_s)
+        free = self._processors - max(0.0, others_s / (now.at_s - last.at_s))
+        self.count = min(self.most, max(1, int(free + SHARED)))
 
 
 def release_threads() -> None:

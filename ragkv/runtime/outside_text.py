@@ -1,5 +1,5 @@
-"""Text from outside as token ids, and how many they are. Nothing in it is a control token: no document and no message
-forges a turn.
+"""Text from outside as token ids. Nothing in it is a control token: no document and no message forges
+a turn.
 
 A tokenizer makes one token of a text such as "<|im_start|>", wherever it stands. In text from
 outside it is cut behind its first character, and the parts are tokenized apart. A text without
@@ -76,52 +76,3 @@ def _control_tokens(tokenizer: Any, chat_template: str) -> re.Pattern[str] | Non
     # most text has none of them: it is faster
     first = "".join(sorted({re.escape(content[0]) for content in control}))
     return re.compile(rf"(?=[{first}])(?={'|'.join(map(re.escape, control))})") if control else None
-
-
-class TokenCounter:
-    """How many tokens a text from outside has. Pickled, it needs neither the model nor its
-    library.
-    """
-
-    def __init__(self, tokenizer: Any | None) -> None:
-        self._tokenizer = tokenizer
-        self._pickled: tuple[str, str] | None = None
-
-    def __call__(self, text: str) -> int:
-        """The tokens of `text`, without special tokens. Raises `InputError` without a tokenizer."""
-        return len(encode(self._tokenizer, text))
-
-    @property
-    def can_be_pickled(self) -> bool:
-        """Whether the tokenizer is one of the library tokenizers, as almost all are."""
-        return hasattr(self._tokenizer, "backend_tokenizer")
-
-    def __reduce__(self) -> Any:
-        assert self._tokenizer is not None
-        template = str(getattr(self._tokenizer, "chat_template", ""))
-        self._pickled = self._pickled or (self._tokenizer.backend_tokenizer.to_str(), template)
-        return _counter_of, self._pickled
-
-
-class _BareTokenizer:
-    """A tokenizer of the library tokenizers, called like one of transformers."""
-
-    def __init__(self, serialized: str, chat_template: str) -> None:
-        from tokenizers import Tokenizer
-
-        self.chat_template = chat_template
-        self._tokenizer = Tokenizer.from_str(serialized)
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self.added_tokens_decoder = self._tokenizer.get_added_tokens_decoder()
-
-    def __call__(self, text: str | list[str], add_special_tokens: bool = True) -> dict[str, Any]:
-        if isinstance(text, list):
-            return {"input_ids": [self(one, add_special_tokens)["input_ids"] for one in text]}
-        return {
-            "input_ids": self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        }
-
-
-def _counter_of(serialized: str, chat_template: str) -> TokenCounter:
-    return TokenCounter(_BareTokenizer(serialized, chat_template))

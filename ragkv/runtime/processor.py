@@ -1,23 +1,16 @@
-"""The processors of this machine, how full they are, and on how many threads a model computes there.
+"""The processors of this machine, and how full they are.
 
-The threads of a product wait for the last of them. If another program has its processor, all wait,
-and every product of a pass takes tens of times as long; one thread waits for no other. So as many
-compute as others leave processors for. What others use is read again and again, while a pass runs,
-too: Linux counts the time of each processor, and what this process did not use of it, others did.
+Linux counts the time of each processor, and what this process did not use of it, others did.
 Pressure (`/proc/pressure/cpu`) would not do: it says that somebody waited, not whether a thread
-more would find a free processor. The number changes no bit of a result: rows and heads are divided
-among threads, sums are not.
+more would find a free processor. `openmp.py` chooses the number of threads by it.
 """
 
 import os
 import platform
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
-
-from . import openmp
 
 # The instructions that matter here.
 FEATURES = (
@@ -34,11 +27,6 @@ FEATURES = (
 )
 CGROUP = Path("/sys/fs/cgroup")
 STAT = Path("/proc/stat")
-# The use of the processors is read after so many seconds at the earliest, and is the mean since the
-# reading before: the first choice after an idle time is that of this time, the next one of now.
-PERIOD_S = 0.1
-# Of a processor that others use by less than about half, a thread still gains.
-SHARED = 0.45
 # The load for each processor that is too much: our own threads alone make it 1.
 FULL = 1.5
 
@@ -129,43 +117,3 @@ def measured_use() -> Use | None:
                 ticks += sum(int(times[place]) for place in counted)
         return Use(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), time.process_time())
     return None
-
-
-class ThreadChoice:
-    """The number of threads on which one model computes; used by the thread whose turn it is."""
-
-    def __init__(
-        self, most: int, measure: Callable[[], Use | None] = measured_use, count: int | None = None
-    ) -> None:
-        """At most `most` threads, and no more than the quota allows; `count` processors."""
-        limit = quota()
-        self._processors = cores() if count is None else count
-        self.most = most if limit is None else max(1, min(most, round(limit)))
-        self.count = self.most
-        self._measure = measure
-        self._last = measure() if self.most > 1 else None
-        self._due_s = 0.0
-
-    def begin(self) -> None:
-        """Compute on the chosen number of threads from now on; called again and again in a turn."""
-        if self.most == 1:
-            return
-        if time.monotonic() >= self._due_s:
-            self._choose()
-        openmp.use_threads(self.count)
-
-    def end(self) -> None:
-        """The calling thread's turn is over: it ends its pool, and gets its own number back."""
-        if self.most > 1:
-            openmp.use_threads(self.most)
-        openmp.release_threads()
-
-    def _choose(self) -> None:
-        self._due_s = time.monotonic() + PERIOD_S
-        last = self._last
-        now = self._last = self._measure()
-        if last is None or now is None or now.at_s <= last.at_s:
-            return
-        others_s = now.busy_s - last.busy_s - (now.own_s - last.own_s)
-        free = self._processors - max(0.0, others_s / (now.at_s - last.at_s))
-        self.count = min(self.most, max(1, int(free + SHARED)))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .policies import LRU, POLICIES, Item, Policy, TurnSize, make_policy
 
 if TYPE_CHECKING:
+    from .announcements import StoreStats
     from .background import Background, Job
     from .codecs import CODECS, stored_bytes
     from .entry import (
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     )
     from .opening import kinds_of
     from .prefetch import HintedEntry, PrefetchHint
-    from .store import Store, StoreStats
+    from .store import Store
     from .tiers import (
         DiskTier,
         Lease,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from .upkeep import deleted_everywhere
 
 _MODULES = (
+    ".announcements",
     ".background",
     ".codecs",
     ".entry",

@@ -19,7 +19,7 @@ from ragkv.config import MIB
 from ragkv.errors import CancelledError
 from ragkv.retrieval import Document, ParseLimits, Splitter
 from ragkv.runtime import Check, no_check
-from ragkv.runtime.outside_text import TokenCounter
+from ragkv.runtime.token_counter import TokenCounter
 from tests.faults import raising
 from tests.retrieval import sample_files
 

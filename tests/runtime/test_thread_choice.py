@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from ragkv.runtime import openmp, processor
-from ragkv.runtime.processor import ThreadChoice, Use, measured_use
+from ragkv.runtime import ThreadChoice, openmp, processor
+from ragkv.runtime.processor import Use, measured_use
 
 QUOTA = processor.quota
 
 
 @pytest.fixture(autouse=True)
 def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor, "PERIOD_S", 0.0)
+    monkeypatch.setattr(openmp, "PERIOD_S", 0.0)
     monkeypatch.setattr(processor, "quota", lambda: None)
 
 

@@ -2,8 +2,9 @@
 disk).
 """
 
-from .base import Lease, StoredLease, Tier
+from .base import Tier
 from .disk import DiskTier
+from .lease import Lease, StoredLease
 from .memory import MemoryLease, MemoryTier
 from .read_only import ReadOnlyDiskTier
 from .stats import RemoteStats, TierKind, TierStats

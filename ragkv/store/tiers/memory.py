@@ -19,7 +19,7 @@ from ragkv.errors import EntryDamagedError
 from ..codecs import RAW
 from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
 from ..policies import Item, Policy
-from .base import Lease
+from .lease import Lease
 from .ledger import LocalTier
 from .stats import TierKind
 

@@ -19,9 +19,10 @@ from ragkv.errors import EntryDamagedError, StoreError, StoreReadOnlyError
 from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
 from ..policies import Item
 from ..record import OtherVersionError, read_info
-from .base import Lease, Tier
-from .disk import open_lease
+from .base import Tier
+from .disk_reads import open_lease
 from .entry_files import ENTRIES, SUFFIX, file_of, listed
+from .lease import Lease
 from .stats import Counts, TierKind, TierStats
 
 log = logging.getLogger(__name__)
