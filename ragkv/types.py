@@ -1,10 +1,24 @@
-"""The values that callers give and get. Frozen and pure Python."""
+"""The values that callers give and get. Frozen and pure Python. Their repr fits the screen, whatever
+they hold.
+"""
 
+import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from ragkv.runtime import brief
+_SHORT = reprlib.Repr()
+_SHORT.maxtuple = 3
+_SHORT.maxstring = 100
+_SHORT.maxother = 400
+
+
+def brief(value: Any) -> str:
+    """The repr of a dataclass, cut where a field is long. A class takes it by `__repr__ =
+    brief`.
+    """
+    shown = (f"{one.name}={_SHORT.repr(getattr(value, one.name))}" for one in fields(value))
+    return f"{type(value).__name__}({', '.join(shown)})"
 
 
 @dataclass(frozen=True, slots=True)

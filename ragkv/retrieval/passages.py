@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ragkv.runtime import brief
+from ragkv.types import brief
 
 Metadata = Mapping[str, Any]  # JSON values
 

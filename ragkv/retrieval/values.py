@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ragkv.errors import DocumentError
-from ragkv.runtime import brief
 from ragkv.runtime.arguments import check_kind
+from ragkv.types import brief
 
 from .passages import Metadata, Passage
 

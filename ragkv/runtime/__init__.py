@@ -4,7 +4,6 @@ store.
 
 from . import openmp
 from .addresses import is_loopback
-from .brief import brief
 from .byte_cache import ByteCache, cached_by_bytes
 from .closing import Closing
 from .files import (
@@ -56,7 +55,6 @@ __all__ = [
     "Wait",
     "acquired",
     "available_bytes",
-    "brief",
     "cache_folder",
     "cached_by_bytes",
     "cores",

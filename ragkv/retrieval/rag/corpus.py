@@ -13,8 +13,8 @@ from ragkv.engine import Engine
 from ragkv.entries import WarmReport
 from ragkv.errors import DocumentError
 from ragkv.retrieval import Document, Index, IngestReport, Passage, Splitter
-from ragkv.runtime import Check, Closing, brief, no_check
-from ragkv.types import Chunk
+from ragkv.runtime import Check, Closing, no_check
+from ragkv.types import Chunk, brief
 
 from .files import FileOptions, FileOutcome, FileReader, Progress, nothing_read
 

@@ -28,9 +28,9 @@ from ragkv.retrieval import (
     Where,
     resolve_embedder,
 )
-from ragkv.runtime import Check, brief, no_check
+from ragkv.runtime import Check, no_check
 from ragkv.runtime.arguments import check_kind, check_words
-from ragkv.types import Answer, Chunk, TokenEvent
+from ragkv.types import Answer, Chunk, TokenEvent, brief
 
 from .corpus import RagCorpus
 
