@@ -109,15 +109,20 @@ class Engine(Closing):
 
     @classmethod
     def from_pretrained(
-        cls, name: str | os.PathLike[str], config: EngineConfig | None = None
+        cls,
+        name: str | os.PathLike[str],
+        config: EngineConfig | None = None,
+        *,
+        brief: bool = False,
     ) -> Self:
         """Build on a model folder, a GGUF file, a hub id or `"smollm2"`, on the config's device and
         dtype, with the config's LoRA adapter and kind of weights.
 
         The dtype "auto" is on a CPU the one in which it computes the model fastest
-        (`model/dtype_choice.py`).
+        (`model/dtype_choice.py`). `brief` is for a process that computes one answer at most:
+        weights are not copied where that takes longer than the copies save in it.
         """
-        from .model.dtype_choice import choose_dtype
+        from .model.dtype_choice import choose_dtype, copies_pay_at_once
 
         check_kind("name", name, str, os.PathLike)
         check_kind("config", config, EngineConfig, type(None))
@@ -128,6 +133,8 @@ class Engine(Closing):
         choice = choose_dtype(
             name, config.device, config.dtype, store_bytes, config.packed_bytes, weights
         )
+        if brief and not copies_pay_at_once(choice.name):
+            config = replace(config, packed_bytes=0)
         model, tokenizer = load(
             name, config.device, choice.name, config.adapter, config.weights, config.packed_bytes
         )

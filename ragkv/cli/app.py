@@ -74,7 +74,7 @@ def gc(options: EngineOptions, as_json: AsJson = False) -> None:
     """Delete the KV of other models, and what no document of the home or of a server's tenant has."""
     if not any((options.home / folder).is_dir() for folder in ("collections", "tenants")):
         require_index(options.home)
-    with options.engine() as engine:
+    with options.engine(brief=True) as engine:
         from ragkv.retrieval.rag import sweep
 
         freed = engine.entries.gc()

@@ -234,11 +234,14 @@ class EngineOptions:
                 ) from error
 
     @contextmanager
-    def engine(self, reads: bool = False, index_only: bool = False) -> Iterator["Engine"]:
+    def engine(
+        self, reads: bool = False, index_only: bool = False, brief: bool = False
+    ) -> Iterator["Engine"]:
         """The engine; closed at the end. Raises `StoreLockedError` before the model is loaded.
 
-        For a command that only `reads`, the store is opened read-only instead, with a note; for one
-        that writes the `index_only`, without.
+        For a command that only `reads`, to answer one question, the store is opened read-only
+        instead, with a note; for one that writes the `index_only`, without. `brief`: the command
+        computes nothing.
         """
         config = self.config()
         try:
@@ -260,7 +263,9 @@ class EngineOptions:
             from ragkv.model.loading import quiet_transformers
 
             quiet_transformers()
-            loaded = Engine.from_pretrained(self.known_home.model, config)
+            loaded = Engine.from_pretrained(
+                self.known_home.model, config, brief=brief or reads or index_only
+            )
         with loaded as engine:
             if (choice := engine.model.dtype_choice).measured:
                 print_note(f"the model computes in {choice.why}.")
@@ -270,13 +275,16 @@ class EngineOptions:
 
     @contextmanager
     def rag(
-        self, chunk_tokens: int | None = None, *, reads: bool = False, index_only: bool = False
+        self,
+        chunk_tokens: int | None = None,
+        *,
+        reads: bool = False,
+        index_only: bool = False,
+        brief: bool = False,
     ) -> Iterator["Rag"]:
-        """The corpus on its engine; both closed at the end. `reads` and `index_only` are as for
-        `engine`.
-        """
+        """The corpus on its engine; both closed at the end. The rest is as for `engine`."""
         with ExitStack() as stack:
-            engine = stack.enter_context(self.engine(reads, index_only))
+            engine = stack.enter_context(self.engine(reads, index_only, brief))
             stack.enter_context(warnings.catch_warnings())
             # from other packages; the user cannot fix them
             warnings.simplefilter("ignore", DeprecationWarning)

@@ -1,5 +1,6 @@
 """What the dtype "auto" stands for."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.errors import ConfigError, UnsupportedModelError
 from ragkv.model import dtype_choice
-from ragkv.model.cpu import product_speed
+from ragkv.model.cpu import packing, product_speed
 from ragkv.model.cpu.product_speed import multiplies_bfloat16, product_seconds
 from ragkv.model.dtype_choice import choose_dtype
 from tests import tiny_models
@@ -120,6 +121,32 @@ def test_a_dtype_of_the_settings_is_used_whatever_is_faster(
     assert choose_dtype(saved(tmp_path, torch.bfloat16), "cpu", "bfloat16", 0).name == "bfloat16"
     with pytest.raises(ConfigError):
         choose_dtype(tmp_path, "cpu", "int7", 0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bfloat16_s", "copied"),
+    [
+        (torch.bfloat16, 1.6, False),
+        (torch.bfloat16, 7.0, True),
+        (torch.float32, 7.0, False),
+    ],
+)
+def test_a_process_for_one_answer_copies_weights_where_plain_products_are_slow(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    bfloat16_s: float,
+    copied: bool,
+) -> None:
+    folder = saved(tmp_path, torch.bfloat16)
+    monkeypatch.setattr(packing, "useful_copies", lambda _: packing.Copies(float16_rows=math.inf))
+    config = EngineConfig(dtype=str(dtype).removeprefix("torch."))
+    with Engine.from_pretrained(folder, config) as lasting:
+        assert lasting.model.adapter.packed_bytes > 0
+    pretend(monkeypatch, 1.0, bfloat16_s)
+    with Engine.from_pretrained(folder, config, brief=True) as engine:
+        assert (engine.model.adapter.packed_bytes > 0) == copied
+        assert engine.model.adapter.dtype is dtype
 
 
 def test_a_loaded_model_on_an_untested_device_is_refused() -> None:
