@@ -5,21 +5,22 @@ A cancelled answer is accounted for up to its last token.
 """
 
 import unicodedata
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Unpack
 
 from ragkv.conversations import Session
 from ragkv.engine import Engine
+from ragkv.errors import DeadlineError
 from ragkv.prompt import AnswerOptions, ServedPrompt
 from ragkv.retrieval import Hit
 from ragkv.runtime import Check
 from ragkv.types import Answer, Chunk, TokenEvent
 
 from .bodies.resources import RetrievalBody
-from .keys import Principal
 from .limits import check_at_most
-from .service import record_answer
+from .service import Caller, record_answer
 from .settings import LimitsConfig
 from .tenants import Tenant
 from .work import WorkContext
@@ -98,20 +99,25 @@ def nothing_found(collection: str) -> str:
     return f"answered without documents: no passage of the collection {collection} matches"
 
 
-def session_of(
-    tenant: Tenant, principal: Principal, session_id: str | None, question: str
-) -> Session | None:
-    """The session of that id, new or stored; raises `ApiError` if a new one exceeds the quota.
+@contextmanager
+def conversation(
+    caller: Caller, context: WorkContext, session_id: str | None, question: str
+) -> Iterator[tuple[Tenant, Session | None]]:
+    """The caller's tenant, and the session of that id, new or stored; raises `ApiError` if a new
+    one exceeds the quota. What the answer left to be computed is, before the end of the block.
 
     `question` is the title of a conversation that has none yet; it is known as long as the caller
     holds the session.
     """
-    if session_id is None:
-        return None
-    tenant.check_session_quota(principal, session_id)
-    session = tenant.session(session_id)
-    session.first_title = title_from(question)
-    return session
+    with caller.service.tenants.lease(caller.principal) as tenant:
+        session = None
+        if session_id is not None:
+            tenant.check_session_quota(caller.principal, session_id)
+            session = tenant.session(session_id)
+            session.first_title = title_from(question)
+        yield tenant, session
+        with suppress(DeadlineError):  # the answer is given already, and of a stream `[DONE]`
+            tenant.engine.settle(context.cancelled, context.remaining_s)
 
 
 def title_from(question: str) -> str:

@@ -8,8 +8,8 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -33,7 +33,7 @@ from .full_disk import making_room
 from .keys import ANONYMOUS, KeyRing, Principal
 from .limits import RateLimiter
 from .metrics import Metrics, TenantStats
-from .settings import ServeConfig
+from .settings import LimitsConfig, ServeConfig
 from .tenants import Tenant, Tenants
 from .work import WorkContext, WorkerPool, giving_way
 
@@ -161,22 +161,6 @@ class Service(Closing):
         opened = {} if self._tenants is None else self._tenants.opened()
         return sorted({name for tenant in opened.values() for name in tenant.engine.away()})
 
-    async def run_task(
-        self, request: Request, principal: Principal, work: Callable[[Check], T]
-    ) -> T:
-        """Return what `work` returns, which is not an answer. `work` calls what it is given before
-        each batch.
-        """
-
-        def on_thread(context: WorkContext) -> T:
-            return work(
-                giving_way(
-                    context, self.tenants.scheduler.wait_idle, lambda: self.task_pool.computing
-                )
-            )
-
-        return await self.task_pool.run(request, on_thread)
-
     def cut(self) -> None:
         """Accept no more work, and cancel what is running: it ends at its next check."""
         self.answer_pool.cut()
@@ -217,24 +201,6 @@ def _same_model(engine: Engine) -> Callable[[Mapping[str, Any]], None]:
     return check
 
 
-async def _service(request: HTTPConnection) -> Service:
-    service: Service = request.app.state.service
-    return service
-
-
-async def _principal(request: Request) -> Principal:
-    principal = request.state.principal
-    assert isinstance(principal, Principal), (
-        "the middleware sets the principal before any route runs"
-    )
-    return principal
-
-
-# FastAPI would call what is no coroutine on another thread
-ServiceDep = Annotated[Service, Depends(_service)]
-PrincipalDep = Annotated[Principal, Depends(_principal)]
-
-
 def record_answer(
     request: HTTPConnection, timing: Timing, reuse: Reuse, answer_tokens: int
 ) -> None:
@@ -261,20 +227,46 @@ def record_embedding(request: HTTPConnection, tokens: int) -> None:
     service.limiter.charge_tokens(request.state.principal, tokens)
 
 
-class TenantExecutor:
-    """Runs blocking work on the caller's tenant, in a worker thread."""
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sends a request, and the server that does its work, which blocks, on threads."""
 
-    def __init__(self, request: Request, service: ServiceDep, principal: PrincipalDep) -> None:
-        self._request = request
-        self.service = service
-        self.principal = principal
+    request: Request
+    service: Service
+    principal: Principal
 
-    async def run(self, work: Callable[[Tenant], T], deletes: bool = False) -> T:
-        """Return what `work` returns; the tenant stays open meanwhile."""
-        return await self.run_batches(lambda tenant, _: work(tenant), deletes)
+    @property
+    def limits(self) -> LimitsConfig:
+        """The limits on the request."""
+        return self.service.config.limits
 
-    async def run_batches(self, work: Callable[[Tenant, Check], T], deletes: bool = False) -> T:
-        """Like `run`, for long work: it calls its second argument before each batch.
+    async def answer(
+        self, work: Callable[[WorkContext], Generator[object, None, None]], kind: type[T]
+    ) -> T:
+        """The last item of the stream `work`, which is a `kind`."""
+
+        def last(context: WorkContext) -> T:
+            *_, item = work(context)
+            assert isinstance(item, kind)
+            return item
+
+        return await self.service.answer_pool.run(self.request, last)
+
+    async def run_task(self, work: Callable[[Check], T]) -> T:
+        """Return what `work` returns, which is not an answer. `work` calls what it is given before
+        each batch.
+        """
+        tasks = self.service.task_pool
+
+        def on_thread(context: WorkContext) -> T:
+            wait_idle = self.service.tenants.scheduler.wait_idle
+            return work(giving_way(context, wait_idle, lambda: len(tasks.computing)))
+
+        return await tasks.run(self.request, on_thread)
+
+    async def run(self, work: Callable[[Tenant, Check], T], deletes: bool = False) -> T:
+        """Return what `work` returns of the caller's tenant, which stays open meanwhile. Long work
+        calls its second argument before each batch.
 
         On a full disk KV gives way to what is stored, and also the reserve to what `deletes`; then
         the work is done again.
@@ -290,18 +282,25 @@ class TenantExecutor:
                 tenants.reserve.keep()
             return made
 
-        return await self.service.run_task(self._request, self.principal, on_thread)
+        return await self.run_task(on_thread)
 
-    async def run_on_collection(self, name: str, work: Callable[[Rag], T]) -> T:
-        """Return what `work` returns for a collection of the tenant; raises `ApiError` 404 if there
-        is none.
-        """
+    async def run_on_collection(self, name: str, work: Callable[[Rag, Check], T]) -> T:
+        """The same for a collection of the tenant; raises `ApiError` 404 if there is none."""
 
-        def on_tenant(tenant: Tenant) -> T:
+        def on_tenant(tenant: Tenant, check: Check) -> T:
             with tenant.collections.lease(name) as collection:
-                return work(collection)
+                return work(collection, check)
 
         return await self.run(on_tenant)
 
 
-TenantExecutorDep = Annotated[TenantExecutor, Depends()]
+async def _caller(request: Request) -> Caller:
+    principal = request.state.principal
+    assert isinstance(principal, Principal), (
+        "the middleware sets the principal before any route runs"
+    )
+    return Caller(request, request.app.state.service, principal)
+
+
+# FastAPI would call what is no coroutine on another thread
+CallerDep = Annotated[Caller, Depends(_caller)]

@@ -15,16 +15,16 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from anyio import CapacityLimiter, to_thread
+from anyio import CancelScope, CapacityLimiter, to_thread
 from starlette.requests import Request
 
 from ragkv.errors import CancelledError, DeadlineError
 from ragkv.runtime import Check, PausingCheck, openmp, release_memory
 from ragkv.runtime.thread_stream import Channel
 
-from .errors import CLIENT_GONE, ApiError
+from .errors import ApiError
 from .settings import QueueConfig
 
 T = TypeVar("T")
@@ -41,14 +41,17 @@ PAUSE_S = 0.5  # ... and no longer than this, so that a cancelled one ends soon.
 
 
 class WorkContext:
-    """The request that a piece of work serves, its deadline, and whether it is cancelled."""
+    """The request that a piece of work serves, its deadline, and whether it is cancelled. Made on the
+    event loop's thread.
+    """
 
     def __init__(self, request: Request, deadline_s: float | None) -> None:
         """`deadline_s` counts from now; `None`: no deadline."""
         self.request = request
         self.cancelled = threading.Event()  # set once the result is no longer needed
-        self.has_begun = False  # whether it has a thread
+        self.waiting = CancelScope()  # in which it waits for a thread
         self.shutting_down = False  # whether it was the server that cancelled the work
+        self._loop = asyncio.get_running_loop()
         self._ends = None if deadline_s is None else time.monotonic() + deadline_s
         self._deadline_s = deadline_s
 
@@ -76,6 +79,20 @@ class WorkContext:
         if self.cancelled.is_set():
             raise CancelledError("The request was cancelled.")
         self.remaining_s  # noqa: B018 - raises
+
+    def abandon(self) -> None:
+        """Cancel work whose result is no longer needed: at once if it waits for a thread, else at
+        its next check. On any thread.
+        """
+        self.cancelled.set()
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self.waiting.cancel)
+
+    async def abandon_if_left(self) -> None:
+        """Cancel the work when the client disconnects. The request's body must be read already."""
+        while (await self.request.receive())["type"] != "http.disconnect":
+            pass
+        self.abandon()
 
 
 def giving_way(context: WorkContext, wait_idle: WaitIdle, tasks: Callable[[], int]) -> Check:
@@ -122,7 +139,7 @@ class TenantLimiter:
 
 
 class WorkerPool:
-    """Runs work on threads. Call `run`, `run_stream` and `stream` on the event loop's thread."""
+    """Runs work on threads. Call `run` and `stream` on the event loop's thread."""
 
     def __init__(
         self, queue: QueueConfig, threads: int, tenant_threads: int, deadline_s: float | None
@@ -134,41 +151,15 @@ class WorkerPool:
         self._deadline_s = deadline_s
         self._limiter = TenantLimiter(threads, tenant_threads)
         self._threads = CapacityLimiter(math.inf)  # anyio's own bound would be a second one
-        self.accepted: dict[WorkContext, asyncio.Task[Any]] = {}  # work that waits or runs
-        self._computing: set[WorkContext] = set()  # work on a thread
+        self.accepted = set[WorkContext]()  # work that waits or runs
+        self.computing = set[WorkContext]()  # work on a thread
         self._most = 0  # accepted work at once since memory was released
         self._released_at = time.monotonic()
         self._closed = False
 
-    @property
-    def computing(self) -> int:
-        """Pieces of work that have a thread."""
-        return len(self._computing)
-
     async def run(self, request: Request, work: Callable[[WorkContext], T]) -> T:
         """Return what `work` returns; cancel it when the client of `request` disconnects."""
-        context, task = self._start(request, work)
-        try:
-            return await unless_disconnected(request, task)
-        except asyncio.CancelledError:
-            raise _shutting_down() if context.shutting_down else asyncio.CancelledError from None
-        finally:
-            self._abandon(context, task)
-
-    async def run_stream(
-        self,
-        request: Request,
-        work: Callable[[WorkContext], Generator[object, None, None]],
-        kind: type[T],
-    ) -> T:
-        """Run the stream of `work` to its end; return its last item, which is a `kind`."""
-
-        def last(context: WorkContext) -> T:
-            *_, item = work(context)
-            assert isinstance(item, kind)
-            return item
-
-        return await self.run(request, last)
+        return await self._run(self._accept(request), work)
 
     async def stream(
         self, request: Request, work: Callable[[WorkContext], Generator[T, None, None]]
@@ -178,19 +169,35 @@ class WorkerPool:
         Returns when the first item is there, so that an error before it can still be answered with
         its own status.
         """
-        items = self._items(request, work)
-        first = asyncio.ensure_future(anext(items))
-        try:
-            item = await unless_disconnected(request, first)
-        except BaseException:
-            first.cancel()
-            await asyncio.wait({first})
-            await items.aclose()
-            raise
+        channel = Channel[T](AHEAD)
+
+        def drain(context: WorkContext) -> None:
+            with contextlib.closing(work(context)) as items:
+                for item in items:
+                    channel.put(item, context.check)
+                    if context.cancelled.is_set():
+                        context.check()
+
+        context = self._accept(request)
+        task = asyncio.ensure_future(self._run(context, drain))
+        task.add_done_callback(
+            lambda task: channel.end(_shutting_down() if task.cancelled() else task.exception())
+        )
+
+        async def read() -> AsyncGenerator[T, None]:
+            try:
+                async for item in channel:
+                    yield item
+            finally:
+                context.abandon()
+                channel.stop_reading()
+
+        items = read()
+        first = await anext(items)
 
         async def all_items() -> AsyncGenerator[T, None]:
             async with contextlib.aclosing(items):
-                yield item
+                yield first
                 async for later in items:
                     yield later
 
@@ -201,12 +208,9 @@ class WorkerPool:
         its next check.
         """
         self._closed = True
-        for context, task in list(self.accepted.items()):
+        for context in self.accepted.copy():
             context.shutting_down = True
-            context.cancelled.set()
-            if not context.has_begun:
-                with contextlib.suppress(RuntimeError):  # the loop is closed
-                    task.get_loop().call_soon_threadsafe(self._abandon, context, task)
+            context.abandon()
 
     def close(self, timeout_s: float) -> bool:
         """Cancel what is running and wait until it has ended, for `timeout_s` at most; whether it
@@ -214,45 +218,17 @@ class WorkerPool:
         """
         self.cut()
         ends = time.monotonic() + timeout_s
-        while self._computing and time.monotonic() < ends:
+        while self.computing and time.monotonic() < ends:
             time.sleep(0.01)
-        return not self._computing
+        return not self.computing
 
-    async def _items(
-        self, request: Request, work: Callable[[WorkContext], Generator[T, None, None]]
-    ) -> AsyncGenerator[T, None]:
-        channel = Channel[T](AHEAD)
-
-        def drain(context: WorkContext) -> None:
-            with contextlib.closing(work(context)) as items:
-                for item in items:
-                    channel.put(item, context.check)
-                    if context.cancelled.is_set():
-                        context.check()
-
-        context, task = self._start(request, drain)
-        # The task is cancelled only while it waits for a thread.
-        task.add_done_callback(
-            lambda task: channel.end(_shutting_down() if task.cancelled() else task.exception())
-        )
-        try:
-            async for item in channel:
-                yield item
-        finally:
-            self._abandon(context, task)
-            channel.stop_reading()
-
-    def _start(
-        self, request: Request, work: Callable[[WorkContext], T]
-    ) -> "tuple[WorkContext, asyncio.Task[T]]":
-        """Accept `work`; raises what `check_space` raises."""
+    def _accept(self, request: Request) -> WorkContext:
+        """Accept work; `_run` must follow. Raises what `check_space` raises."""
         context = WorkContext(request, self._deadline_s)
         self.check_space(context.tenant)
-        task = asyncio.get_running_loop().create_task(self._run(context, work))
-        self.accepted[context] = task
+        self.accepted.add(context)
         self._most = max(self._most, len(self.accepted))
-        task.add_done_callback(lambda _: self._end(context, task))
-        return context, task
+        return context
 
     def check_space(self, tenant: str) -> None:
         """Raise `ApiError` if too much of the tenant's or of all tenants' work is accepted
@@ -275,64 +251,42 @@ class WorkerPool:
             raise ApiError(503, message, "queue_full", retry_after_s=1)
 
     async def _run(self, context: WorkContext, work: Callable[[WorkContext], T]) -> T:
-        async with self._limiter.hold(context.tenant):
-            # from now on its task is not cancelled: it holds its place until the thread ends
-            context.has_begun = True
-            return await to_thread.run_sync(self._on_thread, context, work, limiter=self._threads)
+        """What `work` returns. Ends when its thread has ended, so it holds its place until then."""
+        watcher = asyncio.ensure_future(context.abandon_if_left())
+        try:
+            with context.waiting:
+                async with self._limiter.hold(context.tenant):
+                    # anyio shields this from the scope
+                    return await to_thread.run_sync(
+                        self._on_thread, context, work, limiter=self._threads
+                    )
+            raise CancelledError("The request was cancelled while it waited.")
+        except (CancelledError, asyncio.CancelledError):
+            if context.shutting_down:
+                raise _shutting_down() from None
+            raise
+        finally:
+            watcher.cancel()
+            context.cancelled.set()
+            self._end(context)
 
     def _on_thread(self, context: WorkContext, work: Callable[[WorkContext], T]) -> T:
-        self._computing.add(context)
+        self.computing.add(context)
         try:
             context.check()
             return work(context)
-        except CancelledError as error:
-            if context.shutting_down:
-                raise _shutting_down() from error
-            raise
         finally:
             openmp.release_threads()
-            self._computing.discard(context)
+            self.computing.discard(context)
 
-    def _abandon(self, context: WorkContext, task: "asyncio.Task[Any]") -> None:
-        """Cancel work whose result is no longer needed: at once if it waits for a thread, else at
-        its next check.
-        """
-        context.cancelled.set()
-        if not context.has_begun:
-            task.cancel()
-
-    def _end(self, context: WorkContext, task: "asyncio.Task[Any]") -> None:
-        del self.accepted[context]
-        if not task.cancelled():
-            task.exception()  # read, so that asyncio does not report it as never retrieved
+    def _end(self, context: WorkContext) -> None:
+        self.accepted.discard(context)
         burst_ended = self._most >= BURST and not self.accepted
         if burst_ended or time.monotonic() - self._released_at > RELEASE_S:
             self._most = 0
             self._released_at = time.monotonic()
             # it may take a while
             threading.Thread(target=release_memory, name="ragkv-release", daemon=True).start()
-
-
-async def unless_disconnected(request: Request, outcome: "asyncio.Future[T]") -> T:
-    """The result of `outcome`; raises `ApiError` 499 if the client disconnects first. The body must
-    be read already.
-    """
-
-    async def disconnect() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    watcher = asyncio.ensure_future(disconnect())
-    try:
-        waiting: list[asyncio.Future[Any]] = [outcome, watcher]
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        if not outcome.done():
-            raise ApiError(CLIENT_GONE, "The client closed the connection.")
-        return outcome.result()
-    finally:
-        watcher.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await watcher
 
 
 def _shutting_down() -> ApiError:

@@ -82,4 +82,4 @@ def test_openais_client_retries_a_full_server(
     threading.Timer(0.5, lambda: [stream.close() for stream in running]).start()
     with client_at(url, max_retries=8) as patient:  # the client retries by itself
         assert patient.chat.completions.create(model="talker", messages=SAY, max_tokens=2).choices
-    wait_until(lambda: service_of(app).answer_pool.accepted == {})
+    wait_until(lambda: service_of(app).answer_pool.accepted == set())

@@ -57,7 +57,7 @@ async def test_cutting_ends_waiting_running_and_streaming_work_with_503() -> Non
 
     stream = await pool.stream(request_of("b"), endless)
     tasks = [asyncio.ensure_future(pool.run(request_of("a"), work)) for _ in range(2)]
-    await until(lambda: pool.computing == 2)
+    await until(lambda: len(pool.computing) == 2)
     assert await asyncio.to_thread(pool.close, 5.0)
     for ending in (*tasks, asyncio.ensure_future(_read(stream))):
         with pytest.raises(ApiError, match="shutting down") as raised:
@@ -111,7 +111,7 @@ async def test_places_go_to_waiting_tenants_and_a_cancelled_one_takes_none() -> 
         pass
 
 
-def test_a_task_that_computes_long_pauses_for_as_long_as_its_last_batch_computed_and_tasks_run() -> (
+async def test_a_task_that_computes_long_pauses_for_as_long_as_its_last_batch_computed_and_tasks_run() -> (
     None
 ):
     pauses = list[float]()

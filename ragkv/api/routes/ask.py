@@ -2,22 +2,27 @@
 
 import uuid
 from collections.abc import Generator
-from contextlib import suppress
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import Response
 
-from ragkv.errors import DeadlineError
 from ragkv.prompt import ServedPrompt
 from ragkv.retrieval.rag import question_before
 from ragkv.types import TokenEvent
 
-from ..answers import check_text, max_tokens_of, nothing_found, retrieve, session_of, stream_answer
+from ..answers import (
+    check_text,
+    conversation,
+    max_tokens_of,
+    nothing_found,
+    retrieve,
+    stream_answer,
+)
 from ..bodies.resources import AskRequest, AskResponse, PrefillReport
 from ..limits import check_at_most
 from ..reports import answer_fields, prefill_fields, sources_of
-from ..service import PrincipalDep, ServiceDep
+from ..service import CallerDep
 from ..sse import Stream, format_event
 from ..work import WorkContext
 
@@ -38,19 +43,16 @@ _EVENTS = (
     response_model=AskResponse,
     responses={200: {"description": _EVENTS, "content": {"text/event-stream": {}}}},
 )
-async def ask(
-    body: AskRequest, request: Request, service: ServiceDep, principal: PrincipalDep
-) -> AskResponse | Response:
+async def ask(body: AskRequest, caller: CallerDep) -> AskResponse | Response:
     """Retrieve passages, fuse their stored KV, and answer with sources, citations and a report."""
-    limits = service.config.limits
+    limits = caller.limits
     check_text(body.question, limits, "question")
     check_at_most(body.k, limits.documents, "k", "documents")
     max_tokens, notes = max_tokens_of(body.max_tokens, limits)
     form = body.response_format.form if body.response_format else None
 
     def work(context: WorkContext) -> Generator[NamedEvent | AskResponse, None, None]:
-        with service.tenants.lease(principal) as tenant:
-            session = session_of(tenant, principal, body.session_id, body.question)
+        with conversation(caller, context, body.session_id, body.question) as (tenant, session):
             with tenant.preparing(context.check):
                 before = question_before(session, tenant.engine.tokenizer)
                 found = retrieve(tenant, body.question, body, context.check, before=before)
@@ -77,13 +79,11 @@ async def ask(
                         **answer_fields(event, event.text, sources, numbers, body.session_id),
                         notes=notes if found.hits else [*notes, nothing_found(body.collection)],
                     )
-            with suppress(DeadlineError):  # the answer is given already
-                tenant.engine.settle(context.cancelled, context.remaining_s)
 
     if body.stream:
-        items = await service.answer_pool.stream(request, work)
+        items = await caller.service.answer_pool.stream(caller.request, work)
         return Stream(items, _shown, lambda error: format_event(error.body, "error"))
-    return await service.answer_pool.run_stream(request, work, AskResponse)
+    return await caller.answer(work, AskResponse)
 
 
 def _shown(item: NamedEvent | AskResponse) -> list[str]:

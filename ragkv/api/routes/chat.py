@@ -10,11 +10,11 @@ that: the messages of the next request will not contain the documents.
 import time
 import uuid
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Self
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import Response
 
 from ragkv.chat import (
@@ -29,7 +29,7 @@ from ragkv.chat import (
     required_form,
 )
 from ragkv.conversations import Session
-from ragkv.errors import DeadlineError, InputError
+from ragkv.errors import InputError
 from ragkv.model.decode.token_text import TokenText
 from ragkv.prompt import AnswerOptions
 from ragkv.prompt.constraints import ResponseFormat
@@ -40,10 +40,10 @@ from ragkv.types import Answer, Chunk, Text, TokenEvent
 from ..answers import (
     Found,
     check_text,
+    conversation,
     max_tokens_of,
     nothing_found,
     retrieve,
-    session_of,
     stream_answer,
 )
 from ..bodies.chat import ChatRequest, Message
@@ -63,7 +63,6 @@ from ..bodies.parts import notes_of
 from ..bodies.resources import AnswerReport, RetrievalBody, SourceBody
 from ..bodies.tools import NamedTool, ToolDefinition, called, check_choice
 from ..errors import ApiError
-from ..keys import Principal
 from ..limits import check_at_most
 from ..reports import (
     annotations_of,
@@ -74,7 +73,7 @@ from ..reports import (
     sources_of,
     without_markers,
 )
-from ..service import PrincipalDep, Service, ServiceDep
+from ..service import Caller, CallerDep
 from ..settings import LimitsConfig
 from ..sse import DONE, Stream, format_event
 from ..tenants import Tenant
@@ -91,16 +90,16 @@ _STREAM = "With `stream`: chat.completion.chunk objects, then `[DONE]`; the last
     response_model=ChatResponse,
     responses={200: {"description": _STREAM, "content": {"text/event-stream": {}}}},
 )
-async def chat(
-    body: ChatRequest, request: Request, service: ServiceDep, principal: PrincipalDep
-) -> ChatResponse | Response:
+async def chat(body: ChatRequest, caller: CallerDep) -> ChatResponse | Response:
     """OpenAI's endpoint. `documents` come with the request, or `rag` finds them; the answer cites
     them as [n].
     """
-    completion = ChatCompletion.of(service, principal, body)
+    completion = ChatCompletion.of(caller, body)
     if body.stream:
-        return _streamed(completion, await service.answer_pool.stream(request, completion.events))
-    return await service.answer_pool.run_stream(request, completion.events, ChatResponse)
+        return _streamed(
+            completion, await caller.service.answer_pool.stream(caller.request, completion.events)
+        )
+    return await caller.answer(completion.events, ChatResponse)
 
 
 def _streamed(
@@ -128,8 +127,7 @@ def _streamed(
 class ChatCompletion:
     """One chat request and the way to answer it."""
 
-    service: Service
-    principal: Principal
+    caller: Caller
     body: ChatRequest
     # which passages to find: as `rag` says, by default in the collection that the model's name has
     rag: RetrievalBody | None
@@ -139,19 +137,19 @@ class ChatCompletion:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    def of(cls, service: Service, principal: Principal, body: ChatRequest) -> Self:
+    def of(cls, caller: Caller, body: ChatRequest) -> Self:
         """The completion of a request. Raises `ApiError` for everything that can be refused before
         any work.
         """
-        limits = service.config.limits
-        collection = service.collection_of(body.model)
+        limits = caller.limits
+        collection = caller.service.collection_of(body.model)
         rag = body.rag
         if collection is not None and (rag is None or "collection" not in rag.model_fields_set):
             rag = (rag or RetrievalBody()).model_copy(update={"collection": collection})
         _check(body, rag.k if rag else 0, limits)
         max_tokens, cut = max_tokens_of(body.max_completion_tokens or body.max_tokens, limits)
         parts = [part for message in body.messages for part in message.parts]
-        return cls(service, principal, body, rag, max_tokens, notes_of([body, *parts]) + cut)
+        return cls(caller, body, rag, max_tokens, notes_of([body, *parts]) + cut)
 
     @property
     def head(self) -> ChatHead:
@@ -166,8 +164,10 @@ class ChatCompletion:
     def events(self, context: WorkContext) -> Generator[Piece | ChatResponse, None, None]:
         """Pieces of the answer as soon as they are certain, then the whole response."""
         asked = [message.text for message in self.body.messages if message.role == "user"]
-        with self.service.tenants.lease(self.principal) as tenant:
-            session = session_of(tenant, self.principal, self.body.session_id, asked[-1])
+        with conversation(self.caller, context, self.body.session_id, asked[-1]) as (
+            tenant,
+            session,
+        ):
             # 1. Find the documents and build the prompt.
             with tenant.preparing(context.check):
                 found = Found("")
@@ -185,8 +185,6 @@ class ChatCompletion:
             found.drop_deleted(tenant)
             response.ragkv.notes += [*left_out, *self._without_documents(tenant, prompt)]
             yield response
-            with suppress(DeadlineError):  # a stream's client has read `[DONE]` by now
-                tenant.engine.settle(context.cancelled, context.remaining_s)
 
     def _sources(self, found: Found) -> list[SourceBody]:
         """The documents of the request, then those that were found."""
@@ -307,7 +305,7 @@ class ChatCompletion:
         names = tenant.collections.folders.names()
         if not names or self.body.documents:
             return []
-        model = self.service.model_id
+        model = self.caller.service.model_id
         return [
             f"answered without documents, as the model {model} does; {model}:{names[0]} answers "
             f"from the collection {names[0]}"

@@ -17,7 +17,7 @@ from ..errors import ApiError, not_found
 from ..keys import Principal
 from ..limits import check_at_most, check_disk
 from ..reports import sources_of, title_of
-from ..service import Service, TenantExecutorDep
+from ..service import Caller, CallerDep
 from ..tenants import Tenant
 
 router = APIRouter(prefix="/v1/collections", tags=["collections"])
@@ -53,10 +53,10 @@ _DOCUMENTS_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": 
 
 
 @router.get("", summary="List collections")
-async def list_collections(executor: TenantExecutorDep) -> schemas.Listed[schemas.CollectionBody]:
+async def list_collections(caller: CallerDep) -> schemas.Listed[schemas.CollectionBody]:
     """The caller's collections, by name."""
     return schemas.Listed(
-        data=await executor.run(lambda tenant: tenant.collections.folders.infos())
+        data=await caller.run(lambda tenant, _: tenant.collections.folders.infos())
     )
 
 
@@ -67,39 +67,37 @@ async def list_collections(executor: TenantExecutorDep) -> schemas.Listed[schema
     responses={200: {"description": "It existed", "model": schemas.CollectionBody}},
 )
 async def create_collection(
-    body: schemas.CollectionIn, response: Response, executor: TenantExecutorDep
+    body: schemas.CollectionIn, response: Response, caller: CallerDep
 ) -> schemas.CollectionBody:
     """Create an empty collection of that name, unless it exists."""
 
-    def work(tenant: Tenant) -> tuple[bool, schemas.CollectionBody]:
+    def work(tenant: Tenant, _: Check) -> tuple[bool, schemas.CollectionBody]:
         def check(held: int) -> None:
-            tenant.check_quota(executor.principal, "collections", held, 1)
+            tenant.check_quota(caller.principal, "collections", held, 1)
 
         return tenant.collections.folders.create(body.name, check), _info(tenant, body.name)
 
-    created, info = await executor.run(work)
+    created, info = await caller.run(work)
     response.status_code = 201 if created else 200
     return info
 
 
 @router.get("/{name}", summary="Show a collection")
-async def show_collection(
-    name: CollectionName, executor: TenantExecutorDep
-) -> schemas.CollectionBody:
+async def show_collection(name: CollectionName, caller: CallerDep) -> schemas.CollectionBody:
     """The size of a collection."""
-    return await executor.run(lambda tenant: _info(tenant, name))
+    return await caller.run(lambda tenant, _: _info(tenant, name))
 
 
 @router.delete("/{name}", summary="Delete a collection")
-async def delete_collection(name: CollectionName, executor: TenantExecutorDep) -> schemas.Deleted:
+async def delete_collection(name: CollectionName, caller: CallerDep) -> schemas.Deleted:
     """Delete its documents, and the KV of every text that no other collection holds."""
 
-    def work(tenant: Tenant) -> bool:
+    def work(tenant: Tenant, _: Check) -> bool:
         existed = tenant.collections.delete(name)
         tenant.chat.forget_requests()  # unnamed conversations may contain the deleted texts
         return existed
 
-    if not await executor.run(work, deletes=True):
+    if not await caller.run(work, deletes=True):
         raise not_found("collection", name, "name")
     return schemas.Deleted(id=name)
 
@@ -107,41 +105,38 @@ async def delete_collection(name: CollectionName, executor: TenantExecutorDep) -
 @router.post(
     "/{name}/documents", status_code=201, summary="Store documents", openapi_extra=_DOCUMENTS_BODY
 )
-async def add_documents(
-    name: CollectionName, request: Request, executor: TenantExecutorDep
-) -> schemas.IngestResponse:
+async def add_documents(name: CollectionName, caller: CallerDep) -> schemas.IngestResponse:
     """Store documents, as JSON or as files in a form: split, index and encode new ones. Unchanged
     ones cost nothing.
     """
-    who = executor.principal
-    parsed = await _documents(request, executor.service, executor.principal)
-    return await executor.run_batches(
-        lambda tenant, check: _ingest(tenant, who, name, parsed, check)
+    parsed = await _documents(caller)
+    return await caller.run(
+        lambda tenant, check: _ingest(tenant, caller.principal, name, parsed, check)
     )
 
 
 @router.get("/{name}/documents", summary="List documents")
 async def list_documents(
     name: CollectionName,
-    executor: TenantExecutorDep,
+    caller: CallerDep,
     limit: Annotated[int, Query(ge=1, le=1000, description="Documents per page.")] = 100,
     after: Annotated[
         str, Query(pattern=r"^[0-9]{1,18}$", description="`next` of the previous page.")
     ] = "0",
 ) -> schemas.DocumentList:
     """A page of documents, in the order in which they were stored."""
-    return await executor.run_on_collection(
-        name, lambda collection: _page(collection.index, limit, int(after))
+    return await caller.run_on_collection(
+        name, lambda collection, _: _page(collection.index, limit, int(after))
     )
 
 
 @router.get("/{name}/documents/{document_id:path}", summary="Show a document")
 async def show_document(
-    name: CollectionName, document_id: DocumentId, executor: TenantExecutorDep
+    name: CollectionName, document_id: DocumentId, caller: CallerDep
 ) -> schemas.DocumentOut:
     """A document's text and metadata."""
 
-    def work(collection: Rag) -> schemas.DocumentOut:
+    def work(collection: Rag, _: Check) -> schemas.DocumentOut:
         index = collection.index
         document = index.document(document_id)
         if document is None:
@@ -156,12 +151,12 @@ async def show_document(
             metadata=dict(document.metadata),
         )
 
-    return await executor.run_on_collection(name, work)
+    return await caller.run_on_collection(name, work)
 
 
 @router.delete("/{name}/documents/{document_id:path}", summary="Delete a document")
 async def delete_document(
-    name: CollectionName, document_id: DocumentId, executor: TenantExecutorDep
+    name: CollectionName, document_id: DocumentId, caller: CallerDep
 ) -> schemas.Deleted:
     """Delete it, and the KV of every text that no other document holds."""
 
@@ -172,33 +167,33 @@ async def delete_document(
             tenant.chat.forget_requests()  # unnamed conversations may contain the deleted text
         return bool(removal.deleted)
 
-    if not await executor.run_batches(work, deletes=True):
+    if not await caller.run(work, deletes=True):
         raise not_found("document", document_id, "document_id")
     return schemas.Deleted(id=document_id)
 
 
 @router.post("/{name}/search", summary="Search a collection")
 async def search(
-    name: CollectionName, body: schemas.SearchRequest, executor: TenantExecutorDep
+    name: CollectionName, body: schemas.SearchRequest, caller: CallerDep
 ) -> schemas.SearchResponse:
     """The passages that a question would be answered from."""
-    limits = executor.service.config.limits
-    check_text(body.query, limits, "query")
-    check_at_most(body.k, limits.documents, "k", "documents")
+    check_text(body.query, caller.limits, "query")
+    check_at_most(body.k, caller.limits.documents, "k", "documents")
 
-    def work(tenant: Tenant, check: Check) -> schemas.SearchResponse:
-        with tenant.collections.lease(name) as collection:
-            hits = collection.index.search(
-                body.query, body.k, retriever=body.retriever, where=body.filter, check=check
-            )
+    def work(collection: Rag, check: Check) -> schemas.SearchResponse:
+        hits = collection.index.search(
+            body.query, body.k, retriever=body.retriever, where=body.filter, check=check
+        )
         return schemas.SearchResponse(hits=sources_of(hits))
 
-    return await executor.run_batches(work)
+    return await caller.run_on_collection(name, work)
 
 
-async def _documents(request: Request, service: Service, who: Principal) -> Parsed:
+async def _documents(caller: Caller) -> Parsed:
     """The documents of a request's body; of a large one also the passages. Raises `ApiError`."""
-    limits = service.config.limits
+    limits = caller.limits
+    request = caller.request
+    service = caller.service
     one = ParseLimits(
         **{field.name: getattr(limits, field.name) for field in dataclasses.fields(ParseLimits)}
     )
@@ -208,12 +203,10 @@ async def _documents(request: Request, service: Service, who: Principal) -> Pars
     try:
         if not kind.lower().startswith(FORM) and size.isdigit() and int(size[:20]) <= SMALL_BYTES:
             return Parsed(parse_upload(upload, await _body(request)))
-        async with service.parser.place(who.tenant):
+        async with service.parser.place(caller.principal.tenant):
             large = dataclasses.replace(upload, splitter=service.tenants.splitter)
             body = await _body(request)
-            return await service.run_task(
-                request, who, lambda check: service.parser.parse(large, body, check)
-            )
+            return await caller.run_task(lambda check: service.parser.parse(large, body, check))
     except UploadError as error:
         raise ApiError(error.status, error.message, error.code, error.param) from error
 

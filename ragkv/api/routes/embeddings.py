@@ -4,7 +4,7 @@ import base64
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from pydantic import BaseModel, Field, field_validator
 
 from ragkv.retrieval import Embedder, one_vector
@@ -14,9 +14,8 @@ from ..answers import check_text
 from ..bodies.parts import Strict, optional
 from ..bodies.resources import Listed
 from ..errors import ApiError, unknown_model
-from ..keys import Principal
 from ..limits import check_at_most
-from ..service import PrincipalDep, Service, ServiceDep, record_embedding
+from ..service import Caller, CallerDep, Service, record_embedding
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
@@ -76,28 +75,23 @@ class EmbeddingsResponse(Listed[Embedding]):
 
 
 @router.post("/embeddings", summary="Embed texts")
-async def embeddings(
-    body: EmbeddingsRequest, request: Request, service: ServiceDep, principal: PrincipalDep
-) -> EmbeddingsResponse:
+async def embeddings(body: EmbeddingsRequest, caller: CallerDep) -> EmbeddingsResponse:
     """The vectors of dense retrieval. A text longer than the model's window gets one vector from
     its parts.
     """
-    return await embed(body, request, service, principal)
+    return await embed(body, caller)
 
 
-async def embed(
-    body: EmbeddingsRequest, request: Request, service: Service, principal: Principal
-) -> EmbeddingsResponse:
+async def embed(body: EmbeddingsRequest, caller: Caller) -> EmbeddingsResponse:
     """The vectors of the texts of `body`, as `/v1/embeddings` gives them. Raises `ApiError`."""
-    embedder = _embedder(service, body.model)
-    limits = service.config.limits
-    owner = str(principal.tenant)
+    embedder = _embedder(caller.service, body.model)
+    owner = caller.principal.tenant
 
     def work(check: Check) -> EmbeddingsResponse:
         texts = [body.input] if isinstance(body.input, str) else body.input
-        check_at_most(len(texts), limits.inputs, "input", "texts (limits.inputs)")
+        check_at_most(len(texts), caller.limits.inputs, "input", "texts (limits.inputs)")
         for text in texts:
-            check_text(text, limits, "input")
+            check_text(text, caller.limits, "input")
         if body.dimensions not in (None, embedder.dimension):
             message = (
                 f"dimensions is {body.dimensions}; {embedder.name} has "
@@ -109,13 +103,13 @@ async def embed(
         for text in texts:
             check()
             tokens += embedder.count_tokens(text, owner)
-        record_embedding(request, tokens)
+        record_embedding(caller.request, tokens)
         encoded = [_encode(vector, body.encoding_format) for vector in vectors]
         data = [Embedding(index=number, embedding=one) for number, one in enumerate(encoded)]
         usage = EmbeddingsUsage(prompt_tokens=tokens, total_tokens=tokens)
         return EmbeddingsResponse(data=data, model=embedder.name, usage=usage)
 
-    return await service.run_task(request, principal, work)
+    return await caller.run_task(work)
 
 
 def _embedder(service: Service, model: str) -> Embedder:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from ..bodies.documents import ID_PATTERN
 from ..bodies.resources import Listed
 from ..errors import unknown_model
-from ..service import Service, TenantExecutorDep
+from ..service import CallerDep, Service
 from ..tenants import Tenant
 
 router = APIRouter(prefix="/v1/models", tags=["openai"])
@@ -30,7 +30,7 @@ class Model(BaseModel):
 
 @router.get("", summary="List models")
 async def list_models(
-    executor: TenantExecutorDep,
+    caller: CallerDep,
     type: Annotated[
         Kind, Query(description="chat: what can answer, so that chat clients offer no other.")
     ] = "chat",
@@ -38,7 +38,7 @@ async def list_models(
     """`model:collection` for each collection, from which it answers; last the language model, which
     answers without documents.
     """
-    return Listed(data=await executor.run(lambda tenant: models_of(executor.service, tenant, type)))
+    return Listed(data=await caller.run(lambda tenant, _: models_of(caller.service, tenant, type)))
 
 
 @router.get("/{model:path}", summary="Show a model")
@@ -46,12 +46,12 @@ async def show_model(
     model: Annotated[
         str, Path(pattern=ID_PATTERN, description="The model's id.", examples=["smollm2"])
     ],
-    executor: TenantExecutorDep,
+    caller: CallerDep,
 ) -> Model:
     """One of the models, of either type, by its id."""
-    service = executor.service
-    models = await executor.run(
-        lambda tenant: models_of(service, tenant) + models_of(service, tenant, "embedding")
+    service = caller.service
+    models = await caller.run(
+        lambda tenant, _: models_of(service, tenant) + models_of(service, tenant, "embedding")
     )
     for one in models:
         if one.id == model:

@@ -11,17 +11,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
 from ragkv import __version__
 from ragkv.model.loading import locate
+from ragkv.runtime import Check
 
 from ..bodies.chat_answer import ChatResponse, Piece
 from ..bodies.ollama import OllamaEmbedRequest, OllamaRequest, ShowRequest, validated
 from ..errors import not_found
-from ..keys import Principal
-from ..service import PrincipalDep, Service, ServiceDep, TenantExecutorDep
+from ..service import Caller, CallerDep, Service
 from ..sse import Stream
 from ..tenants import Tenant
 from .chat import ChatCompletion
@@ -45,60 +45,42 @@ async def version() -> dict[str, str]:
 
 
 @router.api_route("/tags", methods=["GET", "HEAD"])
-async def tags(service: ServiceDep, executor: TenantExecutorDep) -> dict[str, Any]:
-    """The models of `/v1/models`."""
-    return await executor.run(
-        lambda tenant: {
-            "models": [_described(service, tenant, one.id) for one in models_of(service, tenant)]
-        }
-    )
-
-
 @router.get("/ps")
-async def ps(service: ServiceDep, executor: TenantExecutorDep) -> dict[str, Any]:
-    """The same models, all of which are loaded."""
+async def tags(caller: CallerDep) -> dict[str, Any]:
+    """The models of `/v1/models`, all of which are loaded."""
 
-    def loaded(tenant: Tenant, name: str) -> dict[str, Any]:
-        found = _described(service, tenant, name)
-        on_gpu = tenant.engine.model.adapter.device.type != "cpu"
-        memory = {"size_vram": found["size"] if on_gpu else 0, "expires_at": NEVER}
-        context = tenant.engine.model.adapter.context_length
-        return {**found, **memory, "context_length": context}
+    def work(tenant: Tenant, _: Check) -> list[dict[str, Any]]:
+        found = models_of(caller.service, tenant)
+        return [_described(caller.service, tenant, one.id) for one in found]
 
-    return await executor.run(
-        lambda tenant: {"models": [loaded(tenant, one.id) for one in models_of(service, tenant)]}
-    )
+    return {"models": await caller.run(work)}
 
 
 @router.post("/show")
-async def show(
-    body: ShowRequest, service: ServiceDep, executor: TenantExecutorDep
-) -> dict[str, Any]:
+async def show(body: ShowRequest, caller: CallerDep) -> dict[str, Any]:
     """What is known of a model. Raises `ApiError` for one that `/api/tags` does not list."""
-    collection = service.collection_of(body.model.removesuffix(":latest"))
+    collection = caller.service.collection_of(body.model.removesuffix(":latest"))
 
-    def work(tenant: Tenant) -> dict[str, Any]:
+    def work(tenant: Tenant, _: Check) -> dict[str, Any]:
         if collection is not None and tenant.collections.folders.key(collection) is None:
             raise not_found("collection", collection, "model")
-        return _described(service, tenant, body.model)
+        return _described(caller.service, tenant, body.model)
 
-    found = await executor.run(work)
+    found = await caller.run(work)
     return {**found, "capabilities": ["completion", "tools"], "template": "", "parameters": ""}
 
 
 @router.post("/embed")
 @router.post("/embeddings")
-async def embeddings(
-    body: OllamaEmbedRequest, request: Request, service: ServiceDep, principal: PrincipalDep
-) -> dict[str, Any]:
+async def embeddings(body: OllamaEmbedRequest, caller: CallerDep) -> dict[str, Any]:
     """Embed texts; `/api/embeddings` has one vector, `/api/embed` a list of them."""
     name = body.model.removesuffix(":latest")
     if not body.input:  # how clients ask for a model to be loaded
         return {"model": body.model, "embeddings": []}
     fields = {"model": name, "input": body.input, "dimensions": body.dimensions}
-    made = await embed(validated(EmbeddingsRequest, fields), request, service, principal)
+    made = await embed(validated(EmbeddingsRequest, fields), caller)
     vectors = [one.embedding for one in made.data]
-    if request.url.path.endswith("/embeddings"):
+    if caller.request.url.path.endswith("/embeddings"):
         return {"embedding": vectors[0]}
     return {
         "model": body.model,
@@ -108,9 +90,7 @@ async def embeddings(
 
 
 @router.post("/chat")
-async def chat(
-    body: OllamaRequest, request: Request, service: ServiceDep, principal: PrincipalDep
-) -> Response:
+async def chat(body: OllamaRequest, caller: CallerDep) -> Response:
     """Answer a chat."""
 
     def form(text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
@@ -122,22 +102,18 @@ async def chat(
             }
         }
 
-    return await _answered(body, request, service, principal, form)
+    return await _answered(body, caller, form)
 
 
 @router.post("/generate")
-async def generate(
-    body: OllamaRequest, request: Request, service: ServiceDep, principal: PrincipalDep
-) -> Response:
+async def generate(body: OllamaRequest, caller: CallerDep) -> Response:
     """Answer a prompt."""
-    return await _answered(body, request, service, principal, lambda text, _: {"response": text})
+    return await _answered(body, caller, lambda text, _: {"response": text})
 
 
-async def _answered(
-    body: OllamaRequest, request: Request, service: Service, principal: Principal, form: Form
-) -> Response:
+async def _answered(body: OllamaRequest, caller: Caller, form: Form) -> Response:
     """The answer, in lines or whole."""
-    completion = ChatCompletion.of(service, principal, body.as_chat(service.model_id))
+    completion = ChatCompletion.of(caller, body.as_chat(caller.service.model_id))
 
     def line(text: str, calls: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         now = datetime.now(UTC).isoformat()
@@ -171,9 +147,9 @@ async def _answered(
         reason = "unload" if body.unloads else "load"
         return JSONResponse(line("", [], done=True, done_reason=reason))
     if not body.stream:
-        whole = await service.answer_pool.run_stream(request, completion.events, ChatResponse)
+        whole = await caller.answer(completion.events, ChatResponse)
         return JSONResponse(last(whole, whole.choices[0].message.content or ""))
-    items = await service.answer_pool.stream(request, completion.events)
+    items = await caller.service.answer_pool.stream(caller.request, completion.events)
 
     def show(item: Piece | ChatResponse) -> list[str]:
         return [
@@ -189,18 +165,23 @@ async def _answered(
 
 
 def _described(service: Service, tenant: Tenant, name: str) -> dict[str, Any]:
-    """A model, as `/api/tags` and `/api/show` have it."""
+    """A model, as `/api/tags`, `/api/ps` and `/api/show` have it."""
     stats = tenant.engine.stats()
     model = tenant.engine.model
     family = stats.architecture
-    weights = list(model.adapter.model.parameters())
+    adapter = model.adapter
+    weights = list(adapter.model.parameters())
     count = sum(one.numel() for one in weights)
+    size = sum(one.numel() * one.element_size() for one in weights)
     return {
         "name": name,
         "model": name,
         "modified_at": datetime.fromtimestamp(_changed(service), UTC).isoformat(),
-        "size": sum(one.numel() * one.element_size() for one in weights),
+        "size": size,
+        "size_vram": size if adapter.device.type != "cpu" else 0,
+        "expires_at": NEVER,
         "digest": model.identity.weights,
+        "context_length": adapter.context_length,
         "details": {
             "parent_model": "",
             "format": "safetensors",
@@ -213,7 +194,7 @@ def _described(service: Service, tenant: Tenant, name: str) -> dict[str, Any]:
             "general.architecture": family,
             "general.basename": name,
             "general.parameter_count": count,
-            f"{family}.context_length": model.adapter.context_length,
+            f"{family}.context_length": adapter.context_length,
         },
     }
 

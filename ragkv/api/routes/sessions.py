@@ -12,12 +12,13 @@ from pydantic import BaseModel, Field
 
 from ragkv.conversations import Session
 from ragkv.errors import InputError
+from ragkv.runtime import Check
 
 from ..answers import SAVE_S
 from ..bodies.parts import Strict, optional
 from ..bodies.resources import SESSION_PATTERN, Deleted, Listed, SessionId
 from ..errors import ApiError, not_found
-from ..service import TenantExecutorDep
+from ..service import CallerDep
 from ..tenants import Tenant
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
@@ -54,38 +55,38 @@ class RewindRequest(Strict):
 
 @router.get("", summary="List conversations")
 async def list_sessions(
-    executor: TenantExecutorDep,
+    caller: CallerDep,
     limit: Annotated[int, Query(ge=1, le=10_000, description="The most conversations.")] = 1000,
 ) -> Listed[SessionBody]:
     """The caller's conversations, the last used first."""
-    return await executor.run(
-        lambda tenant: Listed(data=_infos(tenant, tenant.last_sessions(limit)))
+    return await caller.run(
+        lambda tenant, _: Listed(data=_infos(tenant, tenant.last_sessions(limit)))
     )
 
 
 @router.get("/{session_id}", summary="Show a conversation")
-async def show_session(session_id: SessionPath, executor: TenantExecutorDep) -> SessionBody:
+async def show_session(session_id: SessionPath, caller: CallerDep) -> SessionBody:
     """The length of a conversation."""
-    return await executor.run(lambda tenant: _info(tenant, session_id))
+    return await caller.run(lambda tenant, _: _info(tenant, session_id))
 
 
 @router.delete("/{session_id}", summary="Delete a conversation")
-async def delete_session(session_id: SessionPath, executor: TenantExecutorDep) -> Deleted:
+async def delete_session(session_id: SessionPath, caller: CallerDep) -> Deleted:
     """Delete its history, and its KV unless another conversation shares it."""
-    await executor.run(lambda tenant: _stored_session(tenant, session_id).delete(), deletes=True)
+    await caller.run(lambda tenant, _: _stored_session(tenant, session_id).delete(), deletes=True)
     return Deleted(id=session_id)
 
 
 @router.post("/{session_id}/fork", status_code=201, summary="Copy a conversation")
 async def fork_session(
-    session_id: SessionPath, body: ForkRequest, executor: TenantExecutorDep
+    session_id: SessionPath, body: ForkRequest, caller: CallerDep
 ) -> SessionBody:
     """A new conversation with the same history. Both share its KV and continue independently."""
     copy_id = body.to or f"fork-{uuid.uuid4().hex}"
 
-    def work(tenant: Tenant) -> SessionBody:
+    def work(tenant: Tenant, _: Check) -> SessionBody:
         session = _stored_session(tenant, session_id)
-        tenant.check_session_quota(executor.principal, copy_id)
+        tenant.check_session_quota(caller.principal, copy_id)
         try:
             copy = session.fork(tenant.engine_session_id(copy_id))
         except InputError as error:
@@ -95,19 +96,19 @@ async def fork_session(
         copy.wait_saved(SAVE_S)
         return _info(tenant, copy_id)
 
-    return await executor.run(work)
+    return await caller.run(work)
 
 
 @router.post("/{session_id}/rewind", summary="Take back turns")
 async def rewind_session(
-    session_id: SessionPath, body: RewindRequest, executor: TenantExecutorDep
+    session_id: SessionPath, body: RewindRequest, caller: CallerDep
 ) -> SessionBody:
     """Take back the last turns, to ask again or ask differently in the same conversation.
 
     With all turns taken back the conversation is empty, and its next question is its first.
     """
 
-    def work(tenant: Tenant) -> SessionBody:
+    def work(tenant: Tenant, _: Check) -> SessionBody:
         session = _stored_session(tenant, session_id)
         session.rewind(body.turns)
         session.wait_saved(SAVE_S)
@@ -121,7 +122,7 @@ async def rewind_session(
             title=session.title,
         )
 
-    return await executor.run(work)
+    return await caller.run(work)
 
 
 def _stored_session(tenant: Tenant, session_id: str) -> Session:

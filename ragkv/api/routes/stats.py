@@ -7,8 +7,10 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
+from ragkv.runtime import Check
+
 from ..health import described
-from ..service import TenantExecutorDep
+from ..service import CallerDep
 from ..tenants import Tenant
 
 router = APIRouter(prefix="/v1", tags=["stats"])
@@ -50,26 +52,26 @@ class StatsResponse(BaseModel):
 
 
 @router.get("/stats", summary="Show the caller's store")
-async def stats(executor: TenantExecutorDep) -> StatsResponse:
+async def stats(caller: CallerDep) -> StatsResponse:
     """Tiers and settings of the caller; nothing about other tenants. Operators find more in
     `/metrics`.
     """
 
-    def work(tenant: Tenant) -> StatsResponse:
+    def work(tenant: Tenant, _: Check) -> StatsResponse:
         found = tenant.engine.stats()
         engine = tenant.engine
         remotes = found.remotes.items()
         method = engine.controller.methods.of({})
-        server = executor.service.vllm
+        server = caller.service.vllm
         own = {
             "ratio": None if method.controlled else method.ratio,
             "selector": method.selector.name,
         }
         chosen: Mapping[str, Any] = own if server is None else server.connector
         return StatsResponse(
-            replica=executor.service.replica,
+            replica=caller.service.replica,
             degraded=described(name for name, remote in remotes if not remote.answers),
-            model=executor.service.model_id,
+            model=caller.service.model_id,
             kv_bytes_per_token=engine.entries.encoder.bytes_per_token,
             dtype=found.dtype,
             context_tokens=engine.model.adapter.context_length,
@@ -81,4 +83,4 @@ async def stats(executor: TenantExecutorDep) -> StatsResponse:
             selector=chosen["selector"],
         )
 
-    return await executor.run(work)
+    return await caller.run(work)
