@@ -22,7 +22,7 @@ from ragkv.errors import RagKVError
 from ragkv.retrieval import Embedder
 from ragkv.runtime import examples, freeze_objects
 
-from . import errors, health, middleware
+from . import failures, health, middleware
 from .routes import ROUTERS
 from .service import Service
 from .settings import ServeConfig
@@ -87,10 +87,10 @@ def create_app(
         generate_unique_id_function=lambda route: route.name,
     )
     app.state.service = service
-    errors.install(app)
+    failures.install(app)
     for router in ROUTERS:
         app.include_router(
-            router, responses=errors.RESPONSES, dependencies=[Security(_DOCUMENTED_KEY)]
+            router, responses=failures.RESPONSES, dependencies=[Security(_DOCUMENTED_KEY)]
         )
     app.include_router(health.router(service))
     _serve_openapi(app)

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 from fastapi.responses import StreamingResponse
 from starlette.types import Send
 
-from .errors import ApiError, as_api_error
+from .errors import ApiError
+from .failures import as_api_error
 
 T = TypeVar("T")
 DONE = "data: [DONE]\n\n"  # OpenAI's streams end with it.

@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request, UploadFile
 from fastapi.responses import StreamingResponse
 from starlette.testclient import TestClient
 
-from ragkv.api import errors, health, middleware
+from ragkv.api import failures, health, middleware
 from ragkv.api.metrics import TenantStats
 from ragkv.api.service import Service, record_answer, record_embedding
 from ragkv.api.settings import ServeConfig
@@ -39,7 +39,7 @@ def small_app(
 ) -> FastAPI:
     """An app whose routes echo, fail, answer and stream. Its metrics see `tenants`."""
     app = FastAPI(docs_url=None, redoc_url=None)
-    errors.install(app)
+    failures.install(app)
     service = app.state.service = SmallService(config, tenants)
     app.include_router(health.router(service))
 

@@ -6,7 +6,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import errors
-from ragkv.api.errors import as_api_error
+from ragkv.api.failures import as_api_error, response_to
 from tests.faults import raising
 
 from .helpers import engine_of, filled
@@ -32,7 +32,7 @@ def test_every_ragkv_error_has_its_status_and_code(
     found = as_api_error(error)
     assert (found.status, found.type, found.code) == (status, kind, code)
     assert (status == 500) != (found.message == str(error))
-    assert ("retry-after" in found.response("/").headers) == (status == 503)
+    assert ("retry-after" in response_to(error, "/").headers) == (status == 503)
 
 
 @pytest.mark.parametrize(

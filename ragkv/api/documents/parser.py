@@ -17,7 +17,7 @@ from ragkv.runtime.lone_process import Bounds, LoneProcess, LoneProcessError, No
 from ..errors import ApiError
 from ..settings import ParsingConfig
 from ..work import TenantLimiter
-from .upload_parsing import Parsed, Upload, parse_and_split
+from .upload_parsing import LIMIT_CODE, Parsed, Upload, parse_and_split
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +55,8 @@ class DocumentParser:
     def parse(self, upload: Upload, body: bytes, check: Check = no_check) -> Parsed:
         """The documents of an upload that has a place, and their passages. Blocks.
 
-        Raises `UploadError`, `ApiError` if time or memory is used up, and what `check` raises,
-        which kills the process.
+        Raises `ApiError`, also if time or memory is used up, and what `check` raises, which kills
+        the process.
         """
         with LoneProcess("ragkv-parse", LIBRARIES, NICENESS) as process:
             try:
@@ -87,4 +87,4 @@ class DocumentParser:
             f"Parsing took more than {most} (parsing.{error.bound}). Send fewer or simpler "
             "documents at once, or raise the setting."
         )
-        return ApiError(400, message, "document_limit", "documents")
+        return ApiError(400, message, LIMIT_CODE, "documents")

@@ -19,12 +19,14 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, parse_options_header
 
 from ragkv.body_errors import describe_errors
-from ragkv.errors import DocumentError, DocumentLimitError, MissingExtraError, RagKVError
+from ragkv.errors import DocumentError, DocumentLimitError, MissingExtraError
 from ragkv.retrieval import Document, ParseLimits, Passage, Splitter, load_bytes
 from ragkv.retrieval.documents.files import has_loader
 from ragkv.retrieval.documents.formats import KNOWN
 
-from ..bodies.documents import DocumentIn, DocumentsIn, without_dots
+from ..bodies.documents import DocumentIn, DocumentsIn, GivenDocument
+from ..errors import ApiError
+from ..limits import check_at_most
 
 with contextlib.suppress(ImportError):
     import pypdf  # noqa: F401 - an extra, loaded before the first upload so that it counts against no limit
@@ -59,22 +61,8 @@ class Parsed:
     split_by: str = ""  # the splitter's fingerprint
 
 
-class UploadError(RagKVError):
-    """A body that is refused; it becomes an `ApiError`."""
-
-    def __init__(
-        self, status: int, message: str, param: str | None = None, code: str | None = None
-    ) -> None:
-        # all of them, because it comes out of another process
-        super().__init__(status, message, param, code)
-        self.status = status
-        self.message = message
-        self.param = param
-        self.code = code
-
-
 def parse_and_split(upload: Upload, body: bytes) -> Parsed:
-    """The documents of one upload and their passages. Raises `UploadError`."""
+    """The documents of one upload and their passages. Raises `ApiError`."""
     documents = parse_upload(upload, body)
     if (splitter := upload.splitter) is None:
         return Parsed(documents)
@@ -83,26 +71,27 @@ def parse_and_split(upload: Upload, body: bytes) -> Parsed:
 
 
 def parse_upload(upload: Upload, body: bytes) -> list[Document]:
-    """The documents of a body. Raises `UploadError`."""
+    """The documents of a body. Raises `ApiError`."""
     documents: list[Document] = []
     chars = 0
     try:
         for document in _documents(upload, body):
             documents.append(document)
             chars += len(document.text)
-            _check_total("documents", len(documents), upload.documents, "documents")
-            _check_total(
-                "upload_chars", chars, upload.chars, "characters in all documents together"
-            )
-            _check_id_and_text(document)
+            _check_number(len(documents), upload.documents)
+            unit = "characters in all documents together (limits.upload_chars)"
+            check_at_most(chars, upload.chars, "documents", unit, LIMIT_CODE)
+            if not document.text.strip():
+                message = f"Document {document.id[:80]!r} has no text."
+                raise ApiError(400, message, param="documents")
     except DocumentLimitError as error:
         message = f"{error.problem}. Split it, or raise the server's setting limits.{error.limit}."
-        raise UploadError(400, message, "documents", LIMIT_CODE) from error
+        raise ApiError(400, message, LIMIT_CODE, "documents") from error
     except (DocumentError, MissingExtraError) as error:
-        raise UploadError(400, str(error)) from error
+        raise ApiError(400, str(error)) from error
     except ValidationError as error:
         message, param = describe_errors(error.errors(include_url=False, include_input=False))
-        raise UploadError(400, message, param) from error
+        raise ApiError(400, message, param=param) from error
     return documents
 
 
@@ -114,7 +103,7 @@ def _documents(upload: Upload, body: bytes) -> Iterator[Document]:
             yield from _file_documents(_checked_name(name), data, upload.limits)
     else:
         given = DocumentsIn.model_validate_json(body or b"null").documents
-        _check_total("documents", len(given), upload.documents, "documents")
+        _check_number(len(given), upload.documents)
         for one in given:
             document = document_of(one)
             upload.limits.check_document(f"document {document.id[:80]!r}", document)
@@ -140,21 +129,21 @@ def document_of(given: DocumentIn) -> Document:
 def _file_documents(name: str, data: bytes, limits: ParseLimits) -> Iterator[Document]:
     """The documents of a file. Their ids are the file's name; a JSON line may have its own."""
     if not data:
-        raise UploadError(400, f"File {name[:80]!r} is empty.", "files")
+        raise ApiError(400, f"File {name[:80]!r} is empty.", param="files")
     folder = f"{Path.cwd()}/"  # loaders name documents by absolute paths
     for found in load_bytes(Path(name), data, limits=limits):
         if isinstance(found, DocumentError):
             raise found
-        yield replace(
-            found, id=found.id.removeprefix(folder), source=found.source.removeprefix(folder)
-        )
+        id = found.id.removeprefix(folder)
+        GivenDocument.model_validate({"id": id, "text": found.text})  # as of a document in JSON
+        yield replace(found, id=id, source=found.source.removeprefix(folder))
 
 
 def _checked_name(given: str) -> str:
     """The last part of a file's name, without any path before it."""
     name = PurePosixPath(given.replace("\\", "/")).name.strip()
     if name in ("", ".", "..") or len(name) > MAX_NAME or not name.isprintable():
-        raise UploadError(
+        raise ApiError(
             400, f"{given[:80]!r} is not a file name: 1 to {MAX_NAME} printable characters."
         )
     if not has_loader(Path(name)):
@@ -162,54 +151,31 @@ def _checked_name(given: str) -> str:
             f"Files of type {Path(name).suffix[:20]!r} are not accepted: {name[:80]!r}. "
             f"Accepted: {KNOWN}."
         )
-        raise UploadError(415, message, "files")
+        raise ApiError(415, message, param="files")
     return name
 
 
-def _check_id_and_text(document: Document) -> None:
-    shown = document.id[:80]
-    if not document.text.strip():
-        raise UploadError(400, f"Document {shown!r} has no text.", "documents")
-    if (
-        not document.id
-        or len(document.id) > MAX_NAME + 32
-        or any(ord(c) < 32 or ord(c) == 127 for c in document.id)
-    ):
-        raise UploadError(
-            400, f"{shown!r} is not a document's id: up to 256 printable characters.", "id"
-        )
-    try:
-        without_dots(document.id)
-    except ValueError as error:
-        raise UploadError(400, f"A document's id: {error}.", "id") from error
-
-
-def _check_total(setting: str, count: int, limit: int, unit: str) -> None:
-    if count > limit:
-        message = (
-            f"documents: {count} {unit} are too many; this server accepts {limit} "
-            f"(limits.{setting})."
-        )
-        raise UploadError(400, message, "documents", LIMIT_CODE)
+def _check_number(documents: int, most: int) -> None:
+    check_at_most(documents, most, "documents", "documents (limits.documents)", LIMIT_CODE)
 
 
 def _form_files(body: bytes, boundary: bytes, most: int) -> list[tuple[str, bytes]]:
-    """The names and contents of a form's files. Raises `UploadError` if it is no form, or holds
+    """The names and contents of a form's files. Raises `ApiError` if it is no form, or holds
     anything else.
     """
     files: list[tuple[str, bytes]] = []
     ends: list[None] = []
 
     def refuse(_: Field) -> None:
-        raise UploadError(400, f"{_NOT_A_FORM}.", "files")
+        raise ApiError(400, f"{_NOT_A_FORM}.", param="files")
 
     def keep(file: File) -> None:
-        _check_total("documents", len(files) + 1, most, "files")
+        _check_number(len(files) + 1, most)
         assert isinstance(file.file_object, BytesIO)
         try:
             name = (file.file_name or b"").decode()
         except UnicodeDecodeError:
-            raise UploadError(400, "The name of a file is not UTF-8.", "files") from None
+            raise ApiError(400, "The name of a file is not UTF-8.", param="files") from None
         files.append((name, file.file_object.getvalue()))
 
     try:
@@ -219,7 +185,7 @@ def _form_files(body: bytes, boundary: bytes, most: int) -> list[tuple[str, byte
         parser.write(body)
         parser.finalize()
     except FormParserError as error:
-        raise UploadError(400, f"{_NOT_A_FORM}: it cannot be parsed.", "files") from error
+        raise ApiError(400, f"{_NOT_A_FORM}: it cannot be parsed.", param="files") from error
     if not files or not ends:
-        raise UploadError(400, f"{_NOT_A_FORM}.", "files")
+        raise ApiError(400, f"{_NOT_A_FORM}.", param="files")
     return files

@@ -12,7 +12,8 @@ import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import CLIENT_GONE, as_api_error
+from ..errors import CLIENT_GONE
+from ..failures import response_to
 from ..logs import log
 from ..service import Service
 from .access import STATIC_PREFIX, Access, bounded, is_public
@@ -78,7 +79,7 @@ class RequestMiddleware:
                 if status:
                     # too late for an error response: uvicorn logs the error and cuts the connection
                     raise
-                await as_api_error(error).response(scope["path"])(scope, receive, respond)
+                await response_to(error, scope["path"])(scope, receive, respond)
             finally:
                 self._record(scope, status or CLIENT_GONE, is_complete, time.perf_counter() - began)
 

@@ -12,8 +12,8 @@ from ragkv.runtime import Check
 from ..answers import check_text
 from ..bodies import resources as schemas
 from ..bodies.documents import ID_PATTERN, DocumentsIn
-from ..documents.upload_parsing import FORM, Parsed, Upload, UploadError, parse_upload
-from ..errors import ApiError, not_found
+from ..documents.upload_parsing import FORM, Parsed, Upload, parse_upload
+from ..errors import not_found
 from ..keys import Principal
 from ..limits import check_at_most, check_disk
 from ..reports import sources_of, title_of
@@ -200,15 +200,12 @@ async def _documents(caller: Caller) -> Parsed:
     kind = request.headers.get("content-type", "")
     size = request.headers.get("content-length", "")
     upload = Upload(kind, limits.documents, limits.upload_chars, one)
-    try:
-        if not kind.lower().startswith(FORM) and size.isdigit() and int(size[:20]) <= SMALL_BYTES:
-            return Parsed(parse_upload(upload, await _body(request)))
-        async with service.parser.place(caller.principal.tenant):
-            large = dataclasses.replace(upload, splitter=service.tenants.splitter)
-            body = await _body(request)
-            return await caller.run_task(lambda check: service.parser.parse(large, body, check))
-    except UploadError as error:
-        raise ApiError(error.status, error.message, error.code, error.param) from error
+    if not kind.lower().startswith(FORM) and size.isdigit() and int(size[:20]) <= SMALL_BYTES:
+        return Parsed(parse_upload(upload, await _body(request)))
+    async with service.parser.place(caller.principal.tenant):
+        large = dataclasses.replace(upload, splitter=service.tenants.splitter)
+        body = await _body(request)
+        return await caller.run_task(lambda check: service.parser.parse(large, body, check))
 
 
 async def _body(request: Request) -> bytes:

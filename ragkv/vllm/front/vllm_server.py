@@ -6,11 +6,10 @@ request's deadline and cancellation meanwhile; closing a stream closes its conne
 aborts the request.
 """
 
-import asyncio
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from concurrent import futures
 from concurrent.futures import Future
 from contextlib import suppress
@@ -60,6 +59,7 @@ class VllmServer(Closing):
         """
         try:
             import openai
+            from anyio.from_thread import start_blocking_portal  # which openai requires
         except ImportError as error:
             raise MissingExtraError("openai", "openai", "serving in front of vLLM") from error
         self.url = url.rstrip("/").removesuffix("/v1")
@@ -84,11 +84,8 @@ class VllmServer(Closing):
         self._probed_at = 0.0
         # raises `AnswerServerError`
         self.check_connector: Callable[[Mapping[str, Any]], None] = lambda _: None
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="ragkv-vllm", daemon=True
-        )
-        self._thread.start()
+        self._running = start_blocking_portal(name="ragkv-vllm")
+        self._portal = self._running.__enter__()
         for noisy in ("httpx", "httpx2", "openai"):  # they log a line for every request
             logging.getLogger(noisy).setLevel(logging.WARNING)
 
@@ -103,7 +100,7 @@ class VllmServer(Closing):
         Raises `AnswerServerError` if vLLM has no connector or another model, and what `check`
         raises.
         """
-        return self.wait(self._ask_connector(name), check)
+        return self.wait(self._ask_connector, name, check=check)
 
     def failure(self) -> str | None:
         """Why the server gives no answers; `None` if it does. Asks at most every `PROBE_S`, and
@@ -112,7 +109,7 @@ class VllmServer(Closing):
         with self._lock:
             now = time.monotonic()
             if self._probe is None or (self._probe.done() and now - self._probed_at > PROBE_S):
-                self._probe = self.submit(self._ask())
+                self._probe = self.submit(self._ask)
                 self._probed_at = now
             probe = self._probe
         with suppress(TimeoutError):
@@ -121,22 +118,18 @@ class VllmServer(Closing):
 
     def close(self) -> None:
         """Close every connection. Twice is harmless."""
-        if self._thread.is_alive():
-            with suppress(Exception):
-                asyncio.run_coroutine_threadsafe(self._shut(), self._loop).result(5.0)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(5.0)
-            if not self._loop.is_running():
-                self._loop.close()
+        with suppress(Exception):  # it is closed, or a connection does not close
+            self._portal.start_task_soon(self._client.close).result(CONNECT_S)
+            self._portal.call(self._portal.stop, True)
+        self._running.__exit__(None, None, None)
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+    def submit(self, work: Callable[..., Awaitable[T]], *arguments: object) -> "Future[T]":
         """Run `work` on the loop; returns its future. Raises `AnswerServerError` once this is
         closed.
         """
         try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
+            return self._portal.start_task_soon(work, *arguments)
         except RuntimeError as error:
-            work.close()
             raise AnswerServerError(
                 "The server shuts down: its connections to vLLM are closed."
             ) from error
@@ -195,11 +188,17 @@ class VllmServer(Closing):
         self._problem = f"vLLM at {self.url} {what}."
         return AnswerServerError(f"{self._problem} Ask again when it is back.")
 
-    def wait(self, work: Coroutine[Any, Any, T], check: Check, began: bool = False) -> T:
+    def wait(
+        self,
+        work: Callable[..., Awaitable[T]],
+        *arguments: object,
+        check: Check,
+        began: bool = False,
+    ) -> T:
         """What `work` returns on the loop; meanwhile `check` is called. `began`: some of the answer
         had come.
         """
-        future = self.submit(work)
+        future = self.submit(work, *arguments)
         try:
             while not futures.wait((future,), POLL_S).done:
                 check()
@@ -249,13 +248,6 @@ class VllmServer(Closing):
             if isinstance(shown := self.as_error(error), InputError):
                 self._problem = str(shown)
 
-    async def _shut(self) -> None:
-        running = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        await self._client.close()
-
 
 class StepStream(Closing):
     """The tokens of one request, in the order in which they come."""
@@ -269,7 +261,7 @@ class StepStream(Closing):
         """The next tokens; `None` at the end. Raises `AnswerServerError`, `InputError`, and what
         `check` raises.
         """
-        step = self._server.wait(self._next(), check, self._began)
+        step = self._server.wait(self._next, check=check, began=self._began)
         self._began = True
         return step
 
@@ -284,7 +276,7 @@ class StepStream(Closing):
         harmless.
         """
         with suppress(AnswerServerError):  # closed with the client
-            self._server.submit(self._end())
+            self._server.submit(self._end)
 
     async def _next(self) -> Step | None:
         return await anext(self._steps, None)

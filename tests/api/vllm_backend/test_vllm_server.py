@@ -47,7 +47,7 @@ def test_what_comes_as_a_wait_ends_is_no_timeout(
     answer = Between()
     monkeypatch.setattr(VllmServer, "submit", lambda *_: answer)
     with VllmServer(silent) as server:
-        assert server.wait(None, answer.done) == 7  # type: ignore[arg-type]
+        assert server.wait(None, check=answer.done) == 7  # type: ignore[arg-type]
 
 
 def test_an_idle_connection_is_given_up_long_before_vllm_closes_it() -> None:
