@@ -27,7 +27,7 @@ from benchmarks import report
 from benchmarks.random_model import random_model
 from benchmarks.ttft_world import World
 from ragkv.config import R_STAR
-from ragkv.control.controller import OUTCOMES
+from ragkv.control.present_profile import OUTCOMES
 from ragkv.model.loading import load
 from ragkv.prompt import Prefill
 from ragkv.types import Reuse

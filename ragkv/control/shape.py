@@ -102,13 +102,3 @@ def loads_of(plan: Plan) -> tuple[list[Span], list[Load]]:
             spans.append(span)
             loads.append(Load(span.lease.kind.value, len(span), is_fused, is_fixed))
     return spans, loads
-
-
-def rows_share(shape: Shape, ratio: float, layers: int) -> float:
-    """The rows that fusing computes, of those of a full prefill."""
-    selected = ratio * shape.fused_tokens
-    rows = shape.forced_rows + selected
-    if shape.selection is Selection.ASKING and selected:
-        asking = shape.forced_rows - shape.unasked_rows - shape.leading_rows
-        rows += asking * shape.asked_layers / layers
-    return rows / shape.prompt_tokens

@@ -12,7 +12,8 @@ import numpy as np
 from ragkv.errors import StoreError
 from ragkv.runtime import FileState, sqlite_files
 
-from .index_file import FILE, IN_USE, PASSAGE, IndexFile, NoIndexError, as_json
+from .index_file import FILE, IndexFile, NoIndexError
+from .index_reads import IN_USE, PASSAGE, as_json
 from .passages import Passage
 from .retrievers import terms
 from .values import Document, DocumentSummary, FileRecord, IndexStats, Vectors, digest

@@ -18,7 +18,7 @@ from ragkv.errors import MissingExtraError
 from ragkv.runtime.words import Word, words
 
 from .filters import EVERYTHING, Condition
-from .index_file import IndexFile
+from .index_reads import IndexReads
 from .values import Vectors
 
 # K in the paper of reciprocal-rank fusion.
@@ -47,10 +47,10 @@ class ScoredText(NamedTuple):
 
 
 # the best texts first; the number is a limit
-Ranking = Callable[[IndexFile, Query, int], Sequence[ScoredText]]
+Ranking = Callable[[IndexReads, Query, int], Sequence[ScoredText]]
 
 
-def bm25(file: IndexFile, query: Query, k: int) -> list[ScoredText]:
+def bm25(file: IndexReads, query: Query, k: int) -> list[ScoredText]:
     """Okapi BM25 by SQLite's full-text table. Needs no model, finds names and numbers.
 
     A text that shares no term with the query is not found. A filter does not change the weights of
@@ -76,7 +76,7 @@ def terms(text: str) -> list[str]:
     return found
 
 
-def dense(file: IndexFile, query: Query, k: int) -> list[ScoredText]:
+def dense(file: IndexReads, query: Query, k: int) -> list[ScoredText]:
     """The nearest vectors by inner product (cosine, as vectors have length 1), by faiss. Finds
     paraphrases.
 
@@ -119,7 +119,7 @@ RETRIEVERS: dict[str, tuple[Ranking, ...]] = {
 
 
 def rank(
-    file: IndexFile, rankings: Sequence[Ranking], query: Query, k: int
+    file: IndexReads, rankings: Sequence[Ranking], query: Query, k: int
 ) -> Sequence[ScoredText]:
     """The best `k` texts or fewer by one ranking, or by the fusion of several; equal scores by
     ascending number.

@@ -14,8 +14,8 @@ import torch
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import ControllerConfig, SessionConfig
 from ragkv.control import Decided, controller, decision
-from ragkv.control.controller import FORGET_S, OUTCOMES
 from ragkv.control.gate_result import GateResult, Point, Tolerance
+from ragkv.control.present_profile import FORGET_S, OUTCOMES
 from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
 from ragkv.errors import ProfileError
 from ragkv.fusion import Passed
@@ -257,7 +257,7 @@ def test_what_requests_took_leads_to_the_quickest_choice_also_if_some_chunks_are
             made.prefill(QUESTION, CHUNKS, ratio=1.0)
         assert made.prefill(QUESTION, CHUNKS).reuse.decision[:-1] == reuse.decision[:-1]
         later = SimpleNamespace(monotonic=lambda: time.monotonic() + FORGET_S)
-        monkeypatch.setattr("ragkv.control.controller.time", later)
+        monkeypatch.setattr("ragkv.control.present_profile.time", later)
         forgotten = made.prefill(QUESTION, CHUNKS).reuse.decision[-2]
     assert ("corrected" in forgotten) == (computing != 1.0), (
         "computing is seen in each pass, so it is not forgotten"

@@ -4,14 +4,18 @@ import dataclasses
 import itertools
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ragkv.config import PricesConfig
+from ragkv.control.controller import rows_share
 from ragkv.control.estimators import exposed_s, load_s, storage_cost, ttft_s
 from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed, TimedPoint
-from ragkv.control.shape import Load, Selection, Shape, rows_share
+from ragkv.control.shape import Load, Selection, Shape
 from ragkv.errors import ConfigError
+from ragkv.fusion import Plan, Span, SpanKind, SpanState
+from ragkv.fusion.selectors import Attention, Everything, FirstK, Nothing
 
 from .profiles import disk, profile
 
@@ -94,10 +98,17 @@ def test_checks_and_unpacking_delay_every_layer_that_is_read() -> None:
 
 
 def test_the_share_of_rows_counts_the_question_twice_up_to_the_last_asked_layer() -> None:
-    assert rows_share(SHAPE, 0.5, 4) == pytest.approx(60 / 110)
-    asking = dataclasses.replace(SHAPE, selection=Selection.ASKING, asked_layers=3)
-    assert rows_share(asking, 0.5, 4) == pytest.approx((60 + 10 * 3 / 4) / 110)
-    assert rows_share(asking, 0.0, 4) == pytest.approx(10 / 110)
+    spans = (
+        Span(SpanKind.CHUNK, 0, 100, SpanState.FUSED),
+        Span(SpanKind.QUESTION, 100, 110, SpanState.COMPUTED),
+    )
+    plan = Plan.of(torch.arange(110), spans)
+    asking = Attention((0.5, 0.75))
+    assert rows_share(plan, FirstK(), 0.5, 4) == pytest.approx(60 / 110)
+    assert rows_share(plan, asking, 0.5, 4) == pytest.approx((60 + 10 * 3 / 4) / 110)
+    assert rows_share(plan, asking, 0.0, 4) == pytest.approx(10 / 110)
+    assert rows_share(plan, Nothing(), 0.5, 4) == pytest.approx(10 / 110)
+    assert rows_share(plan, Everything(), 0.5, 4) == 1.0
 
 
 def test_loading_takes_bytes_over_bandwidth_plus_one_latency_per_slice() -> None:

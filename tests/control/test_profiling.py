@@ -49,7 +49,7 @@ def test_an_engine_that_closes_drops_the_measurement_under_way(tmp_path: Path) -
 def test_without_a_directory_memory_alone_is_measured_and_the_users_cache_keeps_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ragkv.control.controller.cache_folder", lambda kind: tmp_path / kind)
+    monkeypatch.setattr("ragkv.control.present_profile.cache_folder", lambda kind: tmp_path / kind)
     with engine(None, memory=True) as made:
         measured = made.profiler.measure(quick=True)
         assert set(measured.tiers) == {"memory"}

@@ -1,8 +1,8 @@
 """Retrieval and engine joined: documents in, answers with sources out."""
 
-from .corpus import RagIngestReport
+from .corpus import RagIngestReport, splitter_of
 from .files import FileOptions, FileOutcome, FileProgress, nothing_read, printable
-from .rag import Rag, RagAnswer, question_before, splitter_of
+from .rag import Rag, RagAnswer, question_before
 from .sweep import sweep
 
 __all__ = [

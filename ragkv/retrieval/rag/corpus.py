@@ -1,19 +1,32 @@
-"""Documents and the KV of their passages, kept in step.
+"""Documents and the KV of their passages: opened, and kept in step.
 
 Ingesting encodes the KV of new passages, and deletes from every tier the KV of passages that no
 document holds any more.
 """
 
+import functools
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from ragkv.config import CHUNK_TOKENS, EngineConfig
 from ragkv.engine import Engine
 from ragkv.entries import WarmReport
 from ragkv.errors import DocumentError
-from ragkv.retrieval import Document, Index, IngestReport, Passage, Splitter
+from ragkv.home import KnownHome
+from ragkv.retrieval import (
+    Document,
+    Embedder,
+    Index,
+    IngestReport,
+    Passage,
+    Splitter,
+    resolve_embedder,
+)
 from ragkv.runtime import Check, Closing, no_check
+from ragkv.runtime.arguments import check_kind
 from ragkv.types import Chunk, brief
 
 from .files import FileOptions, FileOutcome, FileReader, Progress, nothing_read
@@ -31,11 +44,87 @@ class RagIngestReport:
 
 
 class RagCorpus(Closing):
-    """Documents of an index, and the engine that has the KV of their passages. `Rag` opens it."""
+    """Documents of an index, and the engine that has the KV of their passages: the part of a `Rag`
+    that no question needs.
+    """
 
-    engine: Engine
-    index: Index
-    splitter: Splitter
+    def __init__(
+        self,
+        engine: Engine,
+        directory: str | Path | None,
+        *,
+        chunk_tokens: int | None = None,
+        embedder: Embedder | None = None,
+        home: KnownHome | None = None,
+        writes: bool | None = None,
+    ) -> None:
+        """Open or create the index at `directory` (`None`: in memory). Without an embedder, only
+        BM25 is used.
+
+        Chunks have at most `chunk_tokens` tokens; `None`: as `splitter_of` says. The home keeps
+        what documents are ingested with. Documents can be changed if it `writes`; `None`: unless
+        the store is read-only.
+        """
+        check_kind("engine", engine, Engine)
+        self.splitter = splitter_of(engine, home, chunk_tokens)
+
+        @functools.cache
+        def keep() -> None:
+            if home is not None:
+                home.keep(
+                    engine.config, self.splitter.tokens, embedder.folder if embedder else None
+                )
+
+        self.engine = engine
+        self._closing = ExitStack()
+        read_only = engine.config.store.read_only if writes is None else not writes
+        self.index = Index(
+            directory,
+            self.splitter,
+            embedder,
+            read_only=read_only,
+            before_write=keep,
+            owner=engine.scheduler.owner,
+        )
+
+    @classmethod
+    def open(
+        cls,
+        home: str | Path,
+        model: str = "",
+        config: EngineConfig | None = None,
+        *,
+        engine: Engine | None = None,
+        chunk_tokens: int | None = None,
+        embedder: Embedder | None = None,
+        writes: bool | None = None,
+    ) -> Self:
+        """The corpus of a home, as the commands open it, with an engine that is closed with it,
+        unless one is given.
+
+        `model`, `chunk_tokens` and `embedder` are by default those the home was made with; of a new
+        home smollm2, what `splitter_of` says, and MiniLM, if it is installed. `config` is by
+        default `EngineConfig.gather(None)`. Raises `ConfigError` for another model than the home's,
+        and what `Engine.from_pretrained` raises.
+        """
+        known = KnownHome.at(home, model)
+        with ExitStack() as stack:
+            if engine is None:
+                config = known.config(config or EngineConfig.gather(None))
+                engine = stack.enter_context(Engine.from_pretrained(known.model, config))
+            embedder = embedder or resolve_embedder(
+                known.kept.get("embedder"), device=engine.config.device
+            )
+            rag = cls(
+                engine,
+                known.path / "index",
+                chunk_tokens=chunk_tokens,
+                embedder=embedder,
+                home=known,
+                writes=writes,
+            )
+            rag._closing = stack.pop_all()
+        return rag
 
     def ingest(
         self,
@@ -133,6 +222,11 @@ class RagCorpus(Closing):
             found.append(self.engine.chunk(passage.text))
         return found
 
+    def close(self) -> None:
+        """Close the index, and the engine that `open` made. May be called twice."""
+        self.index.close()
+        self._closing.close()
+
     def _forget(self, passages: Iterable[Passage]) -> int:
         """Delete the KV of passages, and return how many entries were deleted: none of a store that
         another process writes.
@@ -140,6 +234,17 @@ class RagCorpus(Closing):
         if self.engine.config.store.read_only:
             return 0
         return self.engine.delete([self.engine.chunk(passage.text) for passage in passages])
+
+
+def splitter_of(
+    engine: Engine, home: KnownHome | None = None, chunk_tokens: int | None = None
+) -> Splitter:
+    """Splits documents into chunks of `chunk_tokens`. If it is `None`, the home's size is taken, or
+    `CHUNK_TOKENS` in a new home.
+    """
+    known = home.made_with.get("chunk_tokens") if home is not None else None
+    tokens = chunk_tokens or known or CHUNK_TOKENS
+    return Splitter(engine.model.count_tokens, tokens, tokenizer_id=engine.model.identity.tokenizer)
 
 
 def _paths_or_documents(source: Any) -> tuple[list[str | Path], list[Document]]:

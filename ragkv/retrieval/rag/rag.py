@@ -4,32 +4,22 @@ Each passage of the index is one chunk of the engine; `corpus.py` keeps both in 
 knows no command line and no network protocol.
 """
 
-import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, Self, Unpack, get_args
+from typing import Any, Literal, Unpack, get_args
 
-from ragkv.config import CHUNK_TOKENS, EngineConfig
 from ragkv.conversations import Session
-from ragkv.engine import Engine
 from ragkv.errors import InputError
-from ragkv.home import KnownHome
 from ragkv.prompt import AnswerOptions
 from ragkv.prompt.history import PartKind
 from ragkv.retrieval import (
-    Embedder,
     Hit,
-    Index,
     Passage,
-    Splitter,
     Where,
-    resolve_embedder,
 )
 from ragkv.runtime import Check, no_check
-from ragkv.runtime.arguments import check_kind, check_words
+from ragkv.runtime.arguments import check_words
 from ragkv.types import Answer, Chunk, TokenEvent, brief
 
 from .corpus import RagCorpus
@@ -54,84 +44,6 @@ class Rag(RagCorpus):
     """One corpus and the engine that answers from it: `Rag.open(home)`, or an engine and an index
     of your own.
     """
-
-    def __init__(
-        self,
-        engine: Engine,
-        directory: str | Path | None,
-        *,
-        chunk_tokens: int | None = None,
-        embedder: Embedder | None = None,
-        home: KnownHome | None = None,
-        writes: bool | None = None,
-    ) -> None:
-        """Open or create the index at `directory` (`None`: in memory). Without an embedder, only
-        BM25 is used.
-
-        Chunks have at most `chunk_tokens` tokens; `None`: as `splitter_of` says. The home keeps
-        what documents are ingested with. Documents can be changed if it `writes`; `None`: unless
-        the store is read-only.
-        """
-        check_kind("engine", engine, Engine)
-        self.splitter = splitter_of(engine, home, chunk_tokens)
-
-        @functools.cache
-        def keep() -> None:
-            if home is not None:
-                home.keep(
-                    engine.config, self.splitter.tokens, embedder.folder if embedder else None
-                )
-
-        self.engine = engine
-        self._closing = ExitStack()
-        read_only = engine.config.store.read_only if writes is None else not writes
-        self.index = Index(
-            directory,
-            self.splitter,
-            embedder,
-            read_only=read_only,
-            before_write=keep,
-            owner=engine.scheduler.owner,
-        )
-
-    @classmethod
-    def open(
-        cls,
-        home: str | Path,
-        model: str = "",
-        config: EngineConfig | None = None,
-        *,
-        engine: Engine | None = None,
-        chunk_tokens: int | None = None,
-        embedder: Embedder | None = None,
-        writes: bool | None = None,
-    ) -> Self:
-        """The corpus of a home, as the commands open it, with an engine that is closed with it,
-        unless one is given.
-
-        `model`, `chunk_tokens` and `embedder` are by default those the home was made with; of a new
-        home smollm2, what `splitter_of` says, and MiniLM, if it is installed. `config` is by
-        default `EngineConfig.gather(None)`. Raises `ConfigError` for another model than the home's,
-        and what `Engine.from_pretrained` raises.
-        """
-        known = KnownHome.at(home, model)
-        with ExitStack() as stack:
-            if engine is None:
-                config = known.config(config or EngineConfig.gather(None))
-                engine = stack.enter_context(Engine.from_pretrained(known.model, config))
-            embedder = embedder or resolve_embedder(
-                known.kept.get("embedder"), device=engine.config.device
-            )
-            rag = cls(
-                engine,
-                known.path / "index",
-                chunk_tokens=chunk_tokens,
-                embedder=embedder,
-                home=known,
-                writes=writes,
-            )
-            rag._closing = stack.pop_all()
-        return rag
 
     def retrieve(
         self,
@@ -220,22 +132,6 @@ class Rag(RagCorpus):
         """The engine's chunk of a passage."""
         place = {"source": passage.source, "document": passage.document_id, "span": passage.span}
         return self.engine.chunk(passage.text, {**passage.metadata, **place})
-
-    def close(self) -> None:
-        """Close the index, and the engine that `open` made. May be called twice."""
-        self.index.close()
-        self._closing.close()
-
-
-def splitter_of(
-    engine: Engine, home: KnownHome | None = None, chunk_tokens: int | None = None
-) -> Splitter:
-    """Splits documents into chunks of `chunk_tokens`. If it is `None`, the home's size is taken, or
-    `CHUNK_TOKENS` in a new home.
-    """
-    known = home.made_with.get("chunk_tokens") if home is not None else None
-    tokens = chunk_tokens or known or CHUNK_TOKENS
-    return Splitter(engine.model.count_tokens, tokens, tokenizer_id=engine.model.identity.tokenizer)
 
 
 def search_text(question: str, before: str) -> str:
