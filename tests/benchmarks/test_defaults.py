@@ -60,6 +60,25 @@ def test_two_rounds_choose_as_many_tokens_as_one() -> None:
         assert whole.selected.tolist() == one.selected.tolist(), "nothing is left to the second"
 
 
+def test_over_all_of_every_chunk_anchors_are_asked_as_all_are() -> None:
+    with text_engine() as engine:
+        chunks = [engine.chunk(text) for text in TEXTS]
+        engine.warm(chunks)
+        asking = default_ways.Remembering()
+        wanted = engine.prefill(ASKED.question, chunks, selector=asking, ratio=0.15)
+        found = default_ways.asked_over_anchors(engine, ASKED.question, chunks, 1.0, 0.15)
+        assert found.selected.tolist() == wanted.selected.tolist()
+        some = default_ways.asked_over_anchors(engine, ASKED.question, chunks, 0.2, 0.15)
+        assert len(some.selected) == len(wanted.selected)
+        starts = {span.chunk: span.start for span in reversed(some.spans) if span.chunk is not None}
+        anchors = {
+            start + int(one)
+            for chunk, start in starts.items()
+            for one in default_ways.anchors_of(engine, chunks[chunk], 0.2)
+        }
+        assert set(some.selected.tolist()) <= anchors
+
+
 def test_the_attention_of_a_prefilled_prompt_is_what_the_question_asked_with() -> None:
     with text_engine() as engine:
         chunks = [engine.chunk(text) for text in TEXTS]
