@@ -24,15 +24,14 @@ from ragkv.model import Rows as PromptRows
 from ragkv.model.attention import Watch
 from ragkv.model.promptkv import KVRows
 from ragkv.model.rows import Pause, Seen
-from ragkv.prompt import Prefill, planning
+from ragkv.prompt import Prefill, planning, shared_model
 from ragkv.retrieval import Document, Splitter
-from ragkv.scheduling.encoding import encoder
 
 RATIO = 0.15
 # Every form has the same codec, so that only what chunks are encoded behind differs.
 SETTINGS = {"store.memory_bytes": str(1 << 29), "store.codec": "int8"}
 # The default's own names, so that the tables follow the package.
-NEUTRAL = encoder.NEUTRAL_TOKENS
+NEUTRAL = shared_model.NEUTRAL_TOKENS
 LEADING = planning.LEADING_TOKENS
 EVERY_TOKEN = 1 << 30  # more than a passage has
 FIRST_SHARE = 0.5  # of the budget, chosen in the first of two rounds
@@ -430,5 +429,5 @@ def attention_of_last(engine: Engine, prefill: Prefill, count: int) -> torch.Ten
 def _behind(base: Engine, tokens: int) -> Engine:
     """An engine on the same model whose chunks are encoded behind so many neutral tokens."""
     form = "expected" if tokens else "alone"
-    with mock.patch.object(encoder, "NEUTRAL_TOKENS", tokens):
+    with mock.patch.object(shared_model, "NEUTRAL_TOKENS", tokens):
         return base.with_config(config_of({**SETTINGS, "fusion.stored_kv": form}))

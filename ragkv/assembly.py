@@ -1,19 +1,23 @@
 """What an engine is made of, put together: the one place that knows all parts.
 
 The order matters. Whatever is refused is refused before the store is opened, and threads end in the
-opposite order (`Parts.close`).
+opposite order (`Parts.close`). Most parts are plain values here: they begin with their first use.
 """
 
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .config import EXPECTED_CODEC, EngineConfig
-from .control import Controller, Methods, Profile, Profiler
-from .conversations import Conversations
-from .entries import Entries, other_dtype_note
+from .config import MIB, EngineConfig
+from .control import Controller, Methods, Profiler
+from .control.gate_result import FILE_NAME as GATE_FILE
+from .control.gate_result import GateResult
+from .control.gate_result import load as load_gate_result
+from .conversations import SESSIONS, Conversations
+from .entries import Entries
 from .fusion import Fusor, Readers
 from .prompt import (
     AnswerBackend,
@@ -25,10 +29,11 @@ from .prompt import (
     SharedModel,
 )
 from .prompt.history import BlockWriter
+from .prompt.shared_model import neutral_ids
 from .prompt.template import template_runs
 from .scheduling import Scheduler
-from .scheduling.encoding import BackgroundEncoder, Encoder, neutral_ids
-from .store import Store
+from .scheduling.encoding import BackgroundEncoder, Encoder
+from .store import Background, Entry, Identity, Store, TierKind
 
 if TYPE_CHECKING:
     from .model.kcache import Offloading
@@ -38,6 +43,8 @@ BackendMaker = Callable[[SharedModel, Entries, Scheduler], AnswerBackend]
 
 # Blocks of earlier prompts (`reuse="prefix"`) may take this part of the store's memory on top of it.
 PREFIX_SHARE = 4
+# The size of the buffer of turns that are saved, where memory has no tier.
+LEAST_BUFFER_BYTES = 256 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +57,6 @@ class Parts:
     fusor: Fusor
     controller: Controller
     profiler: Profiler
-    background: BackgroundEncoder
     conversations: Conversations
     entries: Entries
     backend: AnswerBackend
@@ -69,7 +75,7 @@ class Parts:
             try:
                 self.profiler.close()
             finally:
-                if not self.background.close():
+                if not self.entries.background.close():
                     used.pop_all()
                     threading.Thread(target=self.close, name="ragkv-closer").start()
 
@@ -82,74 +88,69 @@ def assembled(
     Without `store` the one that the config describes is opened. If this fails, what it opened is
     closed again.
     """
-    with ExitStack() as opened:
-        parts = _assembled(model, config, maker, store, opened)
-        opened.pop_all()
-    return parts
-
-
-def _assembled(
-    model: SharedModel,
-    config: EngineConfig,
-    maker: BackendMaker | None,
-    store: Store | None,
-    opened: ExitStack,
-) -> Parts:
-    """See `assembled`; `opened` gets what is to be closed if this fails."""
     bos = getattr(model.adapter.config, "bos_token_id", None)
-    methods = Methods(config)
     runs = template_runs(model.tokenizer, bos, config.prompt.system)
+    prefix_ids = runs.before_documents
+    neutral = neutral_ids(model.tokenizer) if config.fusion.stored_kv == "expected" else ()
+    identity = model.chunk_identity(config, prefix_ids, neutral)
+    methods = Methods(config, _gate_result(config, identity))
     intake = Intake(model, runs, config, methods)
 
-    # What is stored, who makes it, and who computes next.
-    settings = config.store
-    page_locked = model.adapter.device.type == "cuda"
-    blocks = config.session.block_tokens
-    if store is None:
-        store = Store.open(settings, page_locked=page_locked, block_tokens=blocks)
-        opened.callback(store.close)
-    scheduler = Scheduler(model.compute, config.scheduler, store, settings.tenant)
-    encoder = _encoder(model, config, intake, scheduler)
-    background = BackgroundEncoder(encoder, store, scheduler)
-    opened.callback(background.close)
-    own = replace(model.identity, adapter=config.adapter_id, tenant=settings.tenant)
-    base = replace(own, codec=settings.codec or "raw")
-    block_writer = BlockWriter.open(config, store, base, model.adapter)
-    opened.callback(block_writer.close)
-    conversations = Conversations.open(model.adapter, intake.runs, block_writer, config)
-    opened.callback(conversations.close)
-    prefix_blocks = PrefixBlocks(own, settings.memory_bytes // PREFIX_SHARE)
-    unused = other_dtype_note(store, encoder.identity, model.dtype_choice.why)
-    telling = conversations.telling
-    entries = Entries(intake, encoder, store, scheduler, background, prefix_blocks, telling, unused)
-
-    # How a prompt is computed, and who answers.
-    readers = Readers(settings.reader_threads)
-    opened.callback(readers.close)
-    fusor = Fusor(model.adapter, readers, config.fusion.read_ahead_layers, config.fusion.seed)
-    controller = _controller(model, config, methods, store, encoder, block_writer)
-    profiler = Profiler(controller, fusor, scheduler)
-    backend: AnswerBackend
-    if maker is not None:
-        backend = maker(model, entries, scheduler)
-    else:
-        with scheduler.computing():
-            prefix = encoder.prefix()
-        lookup = Lookup(
-            model.adapter,
-            encoder.identity,
-            prefix,
-            store,
-            block_writer,
-            background,
-            prefix_blocks,
-            unused,
+    with ExitStack() as opened:
+        # what is stored
+        if store is None:
+            store = _store(model, config)
+            opened.callback(store.close)
+        block_writer = _block_writer(model, config, store)
+        opened.callback(block_writer.close)
+        conversations = Conversations(model.adapter, runs, block_writer, config)
+        opened.callback(conversations.close)
+        prefix_blocks = PrefixBlocks(
+            model.identity_for(config), config.store.memory_bytes // PREFIX_SHARE
         )
-        offloading = _offloading(model, config)
-        prefiller = Prefiller(lookup, fusor, scheduler, controller, prefix_blocks, offloading)
-        backend = OwnModel(lookup, prefiller, scheduler, model, config.drafts)
-        if _wants_profile(config):
+        unused = model.unused_note(store, identity)
+
+        # who computes
+        scheduler = Scheduler(model.compute, config.scheduler, store, config.store.tenant)
+        between = scheduler.between_layers
+        encoder = Encoder(model.adapter, identity, prefix_ids, neutral, model.context, between)
+        background = BackgroundEncoder(encoder, store, scheduler)
+        opened.callback(background.close)
+        entries = Entries(background, intake, prefix_blocks, conversations.telling, unused)
+        readers = Readers(config.store.reader_threads)
+        opened.callback(readers.close)
+        fusor = Fusor(model.adapter, readers, config.fusion.read_ahead_layers, config.fusion.seed)
+        controller = Controller(model.adapter, identity, config, store, block_writer.store, methods)
+        profiler = Profiler(controller, fusor, scheduler)
+
+        # who answers
+        backend: AnswerBackend
+        if maker is not None:
+            backend = maker(model, entries, scheduler)
+        else:
+            with scheduler.computing():
+                prefix = model.prefix(prefix_ids, identity, between)
+            lookup = Lookup(
+                model.adapter,
+                identity,
+                prefix,
+                store,
+                block_writer,
+                background,
+                prefix_blocks,
+                unused,
+            )
+            offloading = _offloading(model, config)
+            prefiller = Prefiller(lookup, fusor, scheduler, controller, offloading)
+            backend = OwnModel(model, prefiller, config.drafts)
+
+        # what a home may have from before
+        controller.read_profile()
+        if _has_conversations(config, block_writer.store):
+            conversations.begin()
+        if maker is None and _wants_profile(config):
             profiler.start()
+        opened.pop_all()
     return Parts(
         intake,
         store,
@@ -157,11 +158,60 @@ def _assembled(
         fusor,
         controller,
         profiler,
-        background,
         conversations,
         entries,
         backend,
     )
+
+
+def _store(model: SharedModel, config: EngineConfig) -> Store:
+    """The store that the config describes, opened."""
+    return Store.open(
+        config.store,
+        page_locked=model.adapter.device.type == "cuda",
+        block_tokens=config.session.block_tokens,
+    )
+
+
+def _block_writer(model: SharedModel, config: EngineConfig, store: Store) -> BlockWriter:
+    """What saves conversations: next to the chunks in `store`, or on disk in a directory of their
+    own. Its buffer has room for a whole context window, as far as memory may take that.
+    """
+    session = config.session
+    settings = config.store
+    base = replace(model.identity_for(config), codec=settings.codec or "raw")
+    capacity_bytes = session.save_buffer_bytes
+    if capacity_bytes is None:
+        capacity_bytes = max(settings.memory_bytes, LEAST_BUFFER_BYTES)
+        window = model.adapter.context_length
+        if window is not None:
+            capacity_bytes = min(capacity_bytes, window * model.adapter.kv_bytes_per_token)
+    worker = Background[Entry](capacity_bytes, "ragkv-saver")
+    if session.directory is None:
+        return BlockWriter(store, base, worker)
+    own = replace(settings, directory=session.directory, read_only=False)
+    on_disk = Store.open(own, TierKind.DISK, block_tokens=session.block_tokens)
+    return BlockWriter(on_disk, base, worker, owns_store=True)
+
+
+def _has_conversations(config: EngineConfig, blocks: Store) -> bool:
+    """Whether conversations may be kept: then those that are too old are deleted now, and blocks
+    that are in none.
+    """
+    directory = config.session.directory or config.store.directory
+    return (
+        config.session.shared
+        or (directory is not None and Path(directory, SESSIONS).is_dir())
+        or any(tier.block_keys() for tier in blocks.tiers)
+    )
+
+
+def _gate_result(config: EngineConfig, identity: Identity) -> GateResult | None:
+    """What the quality gate found for such an engine, if it was applied."""
+    directory = config.store.directory
+    if directory is None or not Path(directory, GATE_FILE).is_file():
+        return None
+    return load_gate_result(directory, identity, config.fusion)
 
 
 def _offloading(model: SharedModel, config: EngineConfig) -> "Offloading | None":
@@ -171,62 +221,6 @@ def _offloading(model: SharedModel, config: EngineConfig) -> "Offloading | None"
     from .model.kcache import Offloading
 
     return Offloading(model.adapter, config.kcache)
-
-
-def _encoder(
-    model: SharedModel, config: EngineConfig, intake: Intake, scheduler: Scheduler
-) -> Encoder:
-    """What encodes chunks behind the application's prefix and the neutral text."""
-    is_expected = config.fusion.stored_kv == "expected"
-    neutral = neutral_ids(model.tokenizer) if is_expected else ()
-    identity = replace(
-        model.identity,
-        adapter=config.adapter_id,
-        tenant=config.store.tenant,
-        codec=config.store.codec or (EXPECTED_CODEC if neutral else "raw"),
-    )
-    return Encoder(
-        model.adapter,
-        intake.runs.before_documents,
-        identity,
-        scheduler.between_layers,
-        neutral_ids=neutral,
-        contexts=model.contexts,
-    )
-
-
-def _controller(
-    model: SharedModel,
-    config: EngineConfig,
-    methods: Methods,
-    store: Store,
-    encoder: Encoder,
-    block_writer: BlockWriter,
-) -> Controller:
-    """What decides how prompts are computed, with the gate's result and the saved profile."""
-    directory = config.store.directory
-    if directory is not None:
-        from .control import gate_result
-
-        methods.follow(gate_result.load(directory, encoder.identity, config.fusion))
-
-    def on_profile(profile: Profile) -> None:
-        target_ms = config.store.ttft_target_ms
-        block_writer.aim(target_ms, config.session.block_tokens, profile)
-        store.place_again()
-
-    controller = Controller(
-        model.adapter,
-        encoder.identity,
-        directory,
-        config.controller.prices,
-        methods,
-        store.speeds,
-        on_profile,
-    )
-    if config.controller.place:
-        store.place_by(controller.in_memory)
-    return controller
 
 
 def _wants_profile(config: EngineConfig) -> bool:

@@ -15,14 +15,11 @@ from dataclasses import dataclass, replace
 from .errors import QueueError
 from .prompt import ChunkLike, Intake, PrefixBlocks
 from .runtime import Check, Rate, no_check, openmp, stop_of
-from .scheduling import Scheduler
 from .scheduling.encoding import LOG_EVERY_S, BackgroundEncoder, Encoder
 from .store import EntryKey, Identity, Store, deleted_everywhere
 from .types import Chunk
 
 log = logging.getLogger(__name__)
-
-SAMPLE = 64  # `SAMPLE` entries are looked at for their dtype: reading one takes a tenth of a millisecond.
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,36 +34,26 @@ class WarmReport:
     bytes_per_token: int = 0  # of stored KV
 
 
+@dataclass(frozen=True)
 class Entries:
     """The entries of one engine's chunks, in every tier. All methods are thread-safe."""
 
-    def __init__(
-        self,
-        intake: Intake,
-        encoder: Encoder,
-        store: Store,
-        scheduler: Scheduler,
-        background: BackgroundEncoder,
-        prefix_blocks: PrefixBlocks,
-        telling: Callable[[Sequence[EntryKey]], AbstractContextManager[None]],
-        unused_note: str | None = None,
-    ) -> None:
-        """`telling(keys)` is entered while the entries of `keys` are deleted: other replicas are
-        told of it.
+    background: BackgroundEncoder  # and through it what encodes, and where entries are stored
+    intake: Intake
+    prefix_blocks: PrefixBlocks
+    # entered while the entries of these keys are deleted: other replicas are told of it
+    telling: Callable[[Sequence[EntryKey]], AbstractContextManager[None]]
+    # why entries of an earlier run are not reused; None: they are, or there are none
+    unused_note: str | None = None
 
-        `unused_note` says why entries of an earlier run are not reused; `None`: they are, or there
-        are none.
-        """
-        self.encoder = encoder
-        self.background = background
-        self.unused_note = unused_note
-        self._intake = intake
-        self._store = store
-        self._scheduler = scheduler
-        self._prefix_blocks = prefix_blocks
-        self._telling = telling
-        if unused_note is not None:
-            log.info("Stored KV is not used: %s.", unused_note)
+    @property
+    def encoder(self) -> Encoder:
+        """What computes the entries."""
+        return self.background.encoder
+
+    @property
+    def _store(self) -> Store:
+        return self.background.store
 
     @property
     def identity(self) -> Identity:
@@ -75,7 +62,7 @@ class Entries:
 
     def keys(self, chunks: Sequence[ChunkLike]) -> list[EntryKey]:
         """The keys of the entries of `chunks`, whether they are stored or not."""
-        return [self.identity.key(chunk.token_ids) for chunk in self._intake.chunks(chunks)]
+        return [self.identity.key(chunk.token_ids) for chunk in self.intake.chunks(chunks)]
 
     def has(self, token_ids: Sequence[int]) -> bool:
         """Whether an entry of this chunk is stored."""
@@ -132,7 +119,7 @@ class Entries:
 
     def _encode_batch(self, batch: list[tuple[int, ...]], done: "_Progress", stop: Check) -> None:
         """Compute the entries of the batch, and store them durably; then it is empty."""
-        with self._scheduler.encoding():
+        with self.background.scheduler.encoding():
             entries = self.encoder.chunks(batch, stop)
         counts = Counter[str]()
         for entry in entries:
@@ -165,8 +152,8 @@ class Entries:
         """See `Engine.delete`."""
         keys = self.keys(chunks)
         self.background.forget(keys)
-        self._prefix_blocks.forget()  # they do not know which chunks are in them
-        with self._telling(keys):
+        self.prefix_blocks.forget()  # they do not know which chunks are in them
+        with self.telling(keys):
             return deleted_everywhere(keys, self._store.delete)
 
     def drop(self, keys: Sequence[EntryKey], stop: Callable[[], bool] = lambda: False) -> bool:
@@ -176,7 +163,7 @@ class Entries:
         No one is told.
         """
         self.background.forget(keys)
-        self._prefix_blocks.forget()
+        self.prefix_blocks.forget()
         for key in keys:
             if stop():
                 return False
@@ -192,7 +179,7 @@ class Entries:
         retained = set(self.keys(chunks))
         own = (info.key for info in self._store.infos() if info.identity == self.identity)
         others = [key for key in own if key not in retained]
-        with self._telling(others):
+        with self.telling(others):
             return deleted_everywhere(others, self._store.delete)
 
     def gc(self) -> int:
@@ -203,8 +190,8 @@ class Entries:
         return self._store.gc(self._is_own)
 
     def _encodable(self, chunks: Sequence[ChunkLike]) -> tuple[Chunk, ...]:
-        checked = self._intake.chunks(chunks)
-        self._intake.check_encodable(checked)
+        checked = self.intake.chunks(chunks)
+        self.intake.check_encodable(checked)
         return checked
 
     def _is_own(self, identity: Identity) -> bool:
@@ -249,32 +236,3 @@ class _Progress:
                 self._rate.per_s,
                 self._rate.left,
             )
-
-
-def other_dtype_note(store: Store, own: Identity, dtype_why: str) -> str | None:
-    """Why nothing stored on this machine is reused, if entries of this model were made in another
-    dtype.
-
-    `own` is the identity of this engine's entries. `None` if some of them are of its dtype, or none
-    of this model. The weights are not compared: their digest depends on the dtype.
-    """
-    mine = (own.architecture, own.rope, own.tokenizer, own.adapter)
-    found = {
-        info.identity.dtype
-        for info in store.sample(SAMPLE)
-        if (
-            info.identity.architecture,
-            info.identity.rope,
-            info.identity.tokenizer,
-            info.identity.adapter,
-        )
-        == mine
-    }
-    if not found or own.dtype in found:
-        return None
-    others = " and ".join(sorted(found))
-    return (
-        f"the entries stored here were made in {others} and are not reused, because the model "
-        f"computes in {dtype_why}. "
-        f"Set dtype = {min(found)} to use them, or delete them with `ragkv gc`"
-    )

@@ -17,6 +17,7 @@ from ragkv.store.policies import (
     Policy,
     PolicySettings,
     TurnSize,
+    check_settings,
     policy_class,
 )
 from ragkv.store.policies.conversation_model import Departed
@@ -146,8 +147,9 @@ ALL_POLICIES: dict[str, type[Policy]] = {
 
 def make_any_policy(name: str, settings: PolicySettings | None = None) -> Policy:
     """A new policy by its name, of a live store or of the simulator alone; raises `ConfigError` for
-    an unknown name.
+    an unknown name, and what `check_settings` raises.
     """
+    check_settings(settings)
     if name not in ALL_POLICIES:
         raise ConfigError(f"Unknown policy {name!r}. Known: {', '.join(sorted(ALL_POLICIES))}.")
     return ALL_POLICIES[name](settings)

@@ -6,21 +6,16 @@ With a profile, a chunk is computed if shared storage would load it slower, also
 gave the ratio.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from ragkv.config import PricesConfig
 from ragkv.errors import RagKVError
 from ragkv.fusion import AskingSelector, Passed, Plan, Selector, SpanState, budget, with_floor
-from ragkv.model import Adapter
-from ragkv.store import Identity
 
 from .decision import belongs_in_memory, choose_computed, decide
 from .estimators import load_s, ttft_s
 from .method import Method, Methods
 from .present_profile import COMPUTE, PresentProfile
-from .profile import Profile, TierSpeed
+from .profile import TierSpeed
 from .shape import Shape, loads_of
 
 SLOWER = "computing is quicker than loading the stored KV"  # why a chunk is not reused
@@ -42,23 +37,11 @@ class Decided:
     expected_s: float | None = None  # what the pass should take; None if that was not estimated
 
 
+@dataclass(eq=False)
 class Controller(PresentProfile):
     """The controller with the engine's profile. Holds no request's state."""
 
-    def __init__(
-        self,
-        adapter: Adapter,
-        identity: Identity,
-        directory: str | Path | None,
-        prices: PricesConfig,
-        methods: Methods,
-        speeds: Callable[[], Mapping[str, float]] = dict,
-        on_profile: Callable[[Profile], object] = lambda _: None,
-    ) -> None:
-        """`methods` has that of requests which name none; see `PresentProfile` for the others."""
-        super().__init__(adapter, identity, directory, speeds, on_profile)
-        self.prices = prices
-        self.methods = methods
+    methods: Methods  # with that of requests which name none
 
     def decide(self, plan: Plan, method: Method) -> Decided:
         """Choose the spans to compute instead of load and, if `method` leaves it open, the ratio.
@@ -79,14 +62,14 @@ class Controller(PresentProfile):
         if self._profile is None:
             return self._unprofiled(plan, method, self._refusal)
         spans, loads = loads_of(plan)
-        shape = Shape.of(plan, method.selector, self._adapter.layer_count)
+        shape = Shape.of(plan, method.selector, self.adapter.layer_count)
         ratio = method.ratio
         try:
             profile, corrected = self._corrected()
             if method.controlled:
                 decision = decide(profile, shape, loads, ratio)
             else:
-                speeds = self._speeds()
+                speeds = self.store.speeds()
                 loads = [replace(one, fixed=one.fixed or one.tier not in speeds) for one in loads]
                 decision = choose_computed(profile, shape, loads, ratio)
         except RagKVError as error:  # a tier was not measured
@@ -101,7 +84,7 @@ class Controller(PresentProfile):
         if not method.controlled:
             return Decided(plan, method.selector, method.ratio)
         fused = [span for span in plan.spans if span.state is SpanState.FUSED]
-        share = rows_share(plan, method.selector, method.ratio, self._adapter.layer_count)
+        share = rows_share(plan, method.selector, method.ratio, self.adapter.layer_count)
         why = f"ratio {method.ratio:.0%} = r*: {error}"
         if fused and share > MOST_ROWS:
             plan = plan.computing(fused, NO_GAIN)
@@ -122,7 +105,7 @@ class Controller(PresentProfile):
         tiers |= {load.tier: TierSpeed(0.0, 0.0) for load in loads if load.tier not in tiers}
         at_once = replace(profile, tiers=tiers, copy_bytes_per_s=None)
         if passed.prompts == 1:  # else the time is that of all
-            shape = Shape.of(decided.plan, decided.selector, self._adapter.layer_count)
+            shape = Shape.of(decided.plan, decided.selector, self.adapter.layer_count)
             computing_s = ttft_s(at_once, shape, decided.ratio, loads)
             self._compare(COMPUTE, passed.pass_s - passed.load_s - passed.others_s, computing_s)
         leases = [span.lease for span in spans if span.lease and not span.lease.in_place]
@@ -141,8 +124,9 @@ class Controller(PresentProfile):
             return True
         method = self.methods.of({})
         profile, _ = self._corrected()
-        like = Shape(0, 0, 0, *Shape.kind(method.selector, self._adapter.layer_count))
-        return belongs_in_memory(profile, tokens, like, method.ratio, self.prices, used, room)
+        like = Shape(0, 0, 0, *Shape.kind(method.selector, self.adapter.layer_count))
+        prices = self.config.controller.prices
+        return belongs_in_memory(profile, tokens, like, method.ratio, prices, used, room)
 
 
 def rows_share(plan: Plan, selector: Selector, ratio: float, layers: int) -> float:

@@ -39,23 +39,18 @@ class Method:
         return self.inexact_history if self.reuse == "fused" and not is_full else "recompute"
 
 
+@dataclass(slots=True, eq=False)
 class Methods:
     """Decides the method of each request: what it names, else the gate's result, else the config."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._fusion = config.fusion
-        self._inexact_history = config.session.inexact_history
-        self._gate_result: GateResult | None = None
-
-    def follow(self, gate_result: GateResult | None) -> None:
-        """From now on follow the quality gate's result."""
-        self._gate_result = gate_result
+    config: EngineConfig
+    gate_result: GateResult | None  # it may change at any time
 
     def of(self, options: Mapping[str, Any]) -> Method:
         """The method of a request with such `PrefillOptions`. Raises `InputError`, and `ConfigError`
         for an unknown selector.
         """
-        fusion = self._fusion
+        fusion = self.config.fusion
         ratio = options.get("ratio", fusion.ratio)
         reuse = options.get("reuse", "fused")
         selector = options.get("selector")
@@ -73,7 +68,7 @@ class Methods:
             ratio=R_STAR if ratio is None else float(ratio),
             selector=make_selector(fusion.selector if selector is None else selector),
             reuse=reuse,
-            inexact_history=self._inexact_history,
+            inexact_history=self.config.session.inexact_history,
             controlled=ratio is None and reuse == "fused",
             floor_tokens=0 if names_ratio else fusion.floor_tokens,
             named=frozenset(named),
@@ -84,7 +79,7 @@ class Methods:
         """What the gate's result makes of a request that may name a ratio or a selector, which
         win.
         """
-        result = self._gate_result
+        result = self.gate_result
         if result is None or method.reuse != "fused":
             return method
         answer = result.answer

@@ -10,19 +10,21 @@ import platform
 import statistics
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
-from functools import cached_property
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
 
+from ragkv.config import EngineConfig
 from ragkv.errors import ProfileError
 from ragkv.model import Adapter
 from ragkv.runtime import cache_folder, cpu_model
-from ragkv.store import Identity
+from ragkv.store import Identity, Store
 
 from .decision import Steady
-from .profile import FILE_NAME, Profile, Subject, TierSpeed, load
+from .profile import FILE_NAME, NO_PROFILE, Profile, Subject, TierSpeed, load
 
 OUTCOMES = 8  # requests whose median corrects a speed
 # After so long without a read a tier has the profile's speed again. Otherwise a tier that was slow
@@ -31,39 +33,32 @@ FORGET_S = 600.0
 COMPUTE = "compute"  # the key of computing among the outcomes of tiers
 
 
+@dataclass(eq=False)
 class PresentProfile:
     """The profile of one model on this machine, with the present speeds."""
 
-    def __init__(
-        self,
-        adapter: Adapter,
-        identity: Identity,
-        directory: str | Path | None,
-        speeds: Callable[[], Mapping[str, float]],
-        on_profile: Callable[[Profile], object],
-    ) -> None:
-        """Use the profile of this model, and of entries of `identity`, that is saved in
-        `directory`, if there is one.
-
-        `speeds` has those of remote tiers; `on_profile` is called with every profile that is used
-        from then on.
-        """
-        self._adapter = adapter
-        self.identity = identity
-        self.directory = directory
-        self._speeds = speeds
-        self._on_profile = on_profile
-        self._profile: Profile | None = None
-        self._refusal = ""  # why there is none
-        self._forget_outcomes()
-        self._read_profile()
+    adapter: Adapter
+    identity: Identity  # of the entries of chunks
+    config: EngineConfig
+    store: Store  # of chunks
+    history: Store  # of the blocks of conversations: the same one, or their own
+    _profile: Profile | None = field(default=None, init=False)
+    _refusal: str = field(default="", init=False)  # why there is none
+    # by tier or COMPUTE: what the latest requests took, over the profile's estimate
+    _outcomes: defaultdict[str, deque[float]] = field(
+        default_factory=lambda: defaultdict(partial(deque, maxlen=OUTCOMES)), init=False
+    )
+    _seen_at: defaultdict[str, float] = field(
+        default_factory=lambda: defaultdict(time.monotonic), init=False
+    )
+    _steady: Steady = field(default_factory=Steady, init=False)
 
     @cached_property
     def subject(self) -> Subject:
         """The model and machine that a profile is saved for."""
-        adapter = self._adapter
+        adapter = self.adapter
         identity = self.identity
-        device = self._adapter.device
+        device = adapter.device
         return Subject(
             weights=identity.weights,
             architecture=identity.architecture,
@@ -86,15 +81,30 @@ class PresentProfile:
             raise ProfileError(self._refusal)
         return self._profile
 
-    def _read_profile(self) -> None:
+    def read_profile(self) -> None:
         """Use the saved profile, or note why it is not used.
 
-        Read once: no other process measures this store while it is open.
+        Read once, when the engine opens: no other process measures this store while it is open.
         """
+        self._refusal = NO_PROFILE.format(self.profile_directory)
+        with suppress(OSError):  # `load` says what is wrong
+            if not self.profile_file.exists():
+                return
         try:
             self.apply_profile(load(self.profile_directory, self.subject))
         except ProfileError as error:
             self._refusal = str(error)
+
+    def in_memory(self, tokens: int, used: bool, room: bool) -> bool:
+        """Whether an entry of so many tokens belongs in memory, if a request `used` it, or if there
+        is `room`.
+        """
+        raise NotImplementedError
+
+    @property
+    def directory(self) -> str | None:
+        """The store's."""
+        return self.config.store.directory
 
     @property
     def profile_directory(self) -> Path:
@@ -110,15 +120,15 @@ class PresentProfile:
         """Use `profile` from now on. Raises `ProfileError` if it is of another model or machine."""
         profile.check(self.subject)
         self._profile = profile
-        self._forget_outcomes()
-        self._on_profile(profile)
-
-    def _forget_outcomes(self) -> None:
-        """Begin without corrections: what requests took was compared with another profile."""
+        # what requests took was compared with another profile
+        self._outcomes.clear()
+        self._seen_at.clear()
         self._steady = Steady()
-        # By tier or COMPUTE: what the latest requests took, over the profile's estimate.
-        self._outcomes: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=OUTCOMES))
-        self._seen_at: defaultdict[str, float] = defaultdict(time.monotonic)
+        target_ms = self.config.store.ttft_target_ms
+        if target_ms is not None:
+            self.history.retarget(profile.xi_blocks(target_ms, self.config.session.block_tokens))
+        if self.config.controller.place:
+            self.store.place_by(self.in_memory)
 
     def _compare(self, name: str, took_s: float, expected_s: float) -> None:
         if took_s > 0.0 and expected_s > 0.0:
@@ -144,7 +154,7 @@ class PresentProfile:
         }
         checked_s = max((tier.hindered_s_per_byte for tier in tiers.values()), default=0.0)
         # The present speeds of remote tiers include round trips, so a slice adds no latency.
-        for kind, speed in self._speeds().items():
+        for kind, speed in self.store.speeds().items():
             byte_s = 1.0 / self._steady.of(f"{kind} speed", speed)
             tiers[kind] = TierSpeed(0.0, byte_s, hindered_s_per_byte=checked_s)
         changed = [f"{name} {factor:.2g}" for name, factor in factors.items() if factor != 1.0]

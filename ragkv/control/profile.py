@@ -24,6 +24,7 @@ from ragkv.runtime.setting_values import build
 log = logging.getLogger(__name__)
 
 FILE_NAME = "profile.json"
+NO_PROFILE = "No profile in {} yet: an idle server measures one, or `ragkv profile` now."
 VERSION = 4
 # the bound where a prefill's time does not depend on its length
 MOST_TOKENS = 2**31
@@ -207,6 +208,15 @@ class Profile:
         root = math.sqrt(fit.per_token_s**2 - 4 * fit.per_token_squared_s * missing)
         return int((root - fit.per_token_s) / (2 * fit.per_token_squared_s))
 
+    def xi_blocks(self, ttft_target_ms: float, block_tokens: int) -> int:
+        """The blocks of a conversation that a turn may compute within its target (T-LRU paper, xi)."""
+        tokens = self.tokens_within(ttft_target_ms / 1e3)
+        log.info("store.ttft_target_ms = %g: xi is %d tokens.", ttft_target_ms, tokens)
+        if tokens < block_tokens:
+            what = "Within %g ms no block of %d tokens is computed: policies work as LRU."
+            log.warning(what, ttft_target_ms, block_tokens)
+        return tokens // block_tokens
+
     def tier(self, name: str) -> TierSpeed:
         """The speed of a tier; raises `ProfileError` with the measured tiers' names."""
         if name not in self.tiers:
@@ -260,9 +270,7 @@ def load(directory: str | Path, subject: Subject) -> Profile:
         return profile
     others = [Profile.from_dict(value) for value in values.values()]
     if not others:
-        raise ProfileError(
-            f"No profile in {directory} yet: an idle server measures one, or `ragkv profile` now."
-        )
+        raise ProfileError(NO_PROFILE.format(directory))
     nearest = min(others, key=lambda other: len(other.subject.differences(subject)))
     nearest.check(subject)
     raise AssertionError("a profile of the wanted subject is saved under another key")

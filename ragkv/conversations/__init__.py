@@ -2,7 +2,7 @@
 
 from .conversations import Conversations
 from .session import Session, SessionInfo
-from .storage import SessionStorage
+from .storage import SESSIONS, SessionStorage
 from .turn import Turn
 
-__all__ = ["Conversations", "Session", "SessionInfo", "SessionStorage", "Turn"]
+__all__ = ["SESSIONS", "Conversations", "Session", "SessionInfo", "SessionStorage", "Turn"]

@@ -13,14 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 from weakref import WeakSet, WeakValueDictionary
 
-from ragkv.config import EngineConfig, SessionConfig
+from ragkv.config import EngineConfig
 from ragkv.errors import InputError, SessionUnavailableError
 from ragkv.model import Adapter
 from ragkv.prompt.history import BlockWriter, SessionState
@@ -44,6 +44,7 @@ REMEMBERED = 10_000
 CLOCK_SKEW_S = 5.0  # by how much the clocks of replicas may differ
 
 
+@dataclass(eq=False)
 class Conversations:
     """The conversations of one engine. All methods are thread-safe.
 
@@ -51,60 +52,61 @@ class Conversations:
     answer.
     """
 
-    def __init__(
-        self,
-        adapter: Adapter,
-        runs: TemplateRuns,
-        block_writer: BlockWriter,
-        settings: SessionConfig,
-        storage: SessionStorage,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        """`runs` are what the template puts around answers. `storage` is closed with this
-        object.
-        """
-        self.adapter = adapter
-        self.runs = runs
-        self.block_writer = block_writer
-        self.settings = settings
-        self.storage = storage
-        self.clock = clock
-        # Guards the fields below. No thread waits for a session or a server while it holds this
-        # lock.
-        self._lock = threading.RLock()
-        self._live: WeakValueDictionary[str, Session] = WeakValueDictionary()
-        self._unsaved: WeakSet[Session] = WeakSet()
-        # when the states seen here were used, by id, to notice older ones
-        self._seen_at: dict[str, float] = {}
-        self._turns: set[Turn] = set()  # under way
-        self._swept_at = 0.0
-        self._deletions: SharedDeletions | None = None
-        if not storage.shared:
-            self.sweep()
-            block_writer.flush()
-            block_writer.then(self.drop_orphans)
+    adapter: Adapter
+    runs: TemplateRuns  # what the template puts around answers
+    block_writer: BlockWriter
+    config: EngineConfig
+    clock: Callable[[], float] = time.time
+    _storage: SessionStorage | None = field(default=None, init=False)
+    _deletions: "SharedDeletions | None" = field(default=None, init=False)
+    _opening: threading.Lock = field(default_factory=threading.Lock, init=False)
+    # Guards the fields below. No thread waits for a session or a server while it holds this lock.
+    _lock: threading.RLock = field(default_factory=threading.RLock, init=False)
+    _live: WeakValueDictionary[str, Session] = field(
+        default_factory=WeakValueDictionary, init=False
+    )
+    _unsaved: WeakSet[Session] = field(default_factory=WeakSet, init=False)
+    # when the states seen here were used, by id, to notice older ones
+    _seen_at: dict[str, float] = field(default_factory=dict, init=False)
+    _turns: set[Turn] = field(default_factory=set, init=False)  # under way
+    _swept_at: float = field(default=0.0, init=False)
 
-    @classmethod
-    def open(
-        cls, adapter: Adapter, runs: TemplateRuns, block_writer: BlockWriter, config: EngineConfig
-    ) -> "Conversations":
-        """Those on the store's Redis server if they are shared, else those of its folder, if the
-        store may write it.
+    @property
+    def storage(self) -> SessionStorage:
+        """Where the states are kept: opened with the first use, which also deletes what is too old
+        or in no conversation.
         """
-        settings = config.store
-        base = block_writer.base
-        own = config.session.directory or (None if settings.read_only else settings.directory)
+        if self._storage is None:
+            with self._opening:
+                if self._storage is None:
+                    self._open()
+        assert self._storage is not None
+        return self._storage
+
+    def begin(self) -> None:
+        """Open the storage now."""
+        _ = self.storage
+
+    def _open(self) -> None:
+        """On the store's Redis server if conversations are shared, else in its folder, if the store
+        may write it. Needs `_opening`.
+        """
+        store = self.config.store
+        own = self.config.session.directory or (None if store.read_only else store.directory)
         folder = None if own is None else Path(own)
-        if not config.session.shared:
-            return cls(adapter, runs, block_writer, config.session, FolderStorage(folder, base))
-        assert settings.redis is not None  # `EngineConfig` refuses shared sessions without a server
+        base = self.block_writer.base
+        if not self.config.session.shared:
+            self._storage = FolderStorage(folder, base)
+            self.sweep()
+            self.block_writer.flush()
+            self.block_writer.then(self.drop_orphans)
+            return
+        assert store.redis is not None  # `EngineConfig` refuses shared sessions without a server
         # By name: that room is above this one, and nobody with one machine imports it.
-        storage = resolve_name("ragkv.cluster:open_storage")(
-            settings.redis, base, adapter.vocabulary
-        )
-        opened = cls(adapter, runs, block_writer, config.session, storage)
-        opened._deletions = storage.follow(folder, opened.drop, opened.tidy)
-        return opened
+        open_storage = resolve_name("ragkv.cluster:open_storage")
+        shared = open_storage(store.redis, base, self.adapter.vocabulary)
+        self._storage = shared
+        self._deletions = shared.follow(folder, self.drop, self.tidy)
 
     # One conversation.
 
@@ -122,11 +124,12 @@ class Conversations:
             ) from error
         if ttl_s is not None and not ttl_s > 0:
             raise InputError(f"ttl_s is {ttl_s}; it must be more than 0.")
+        storage = self.storage  # before the lock, which what it deletes needs, too
         with self._lock:
             session = self._live.get(session_id)
             if session is None:
                 session = self._live[session_id] = Session(self, session_id, self._empty())
-                if not self.storage.shared:  # otherwise `refresh` reads its state
+                if not storage.shared:  # otherwise `refresh` reads its state
                     self._load(session)
             self._set_ttl(session, ttl_s)  # before the refresh, which may find the session expired
         self.bring_up_to_date(session)
@@ -324,7 +327,7 @@ class Conversations:
         """The health of the server that replicas share, as conversations see it; `None` if they
         share none.
         """
-        return self.storage.stats()
+        return None if self._storage is None else self._storage.stats()
 
     def telling(self, keys: Sequence[EntryKey]) -> AbstractContextManager[None]:
         """The block deletes the entries of `keys`; the replicas that share the conversations are
@@ -387,14 +390,16 @@ class Conversations:
     def flush(self) -> None:
         """Return when blocks and states are saved."""
         self.block_writer.flush()
-        self.storage.flush()
+        if self._storage is not None:
+            self._storage.flush()
 
     def close(self) -> None:
         """Save what waits and stop. Twice is harmless."""
         if self._deletions is not None:
             self._deletions.close()
         self.block_writer.close()
-        self.storage.close()
+        if self._storage is not None:
+            self._storage.close()
 
     def _load(self, session: Session) -> None:
         """Take the session's state from the storage, if it has another one."""
@@ -456,7 +461,7 @@ class Conversations:
         )
 
     def _idle_too_long(self, known: SessionState | Summary) -> bool:
-        ttl_s = self.settings.ttl_s if known.ttl_s is None else known.ttl_s
+        ttl_s = self.config.session.ttl_s if known.ttl_s is None else known.ttl_s
         return bool(known.turns) and ttl_s is not None and self.clock() - known.used_at > ttl_s
 
 

@@ -25,6 +25,8 @@ from .session import Session
 
 log = logging.getLogger(__name__)
 
+SESSIONS = "sessions"  # the folder of states, in that of the store
+
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
@@ -99,7 +101,7 @@ class FolderStorage(SessionStorage):
         `base` is the engine's identity. Its context does not count: only another model makes ids
         and KV useless.
         """
-        self._folder = None if directory is None else Path(directory) / "sessions"
+        self._folder = None if directory is None else Path(directory) / SESSIONS
         self._base = base
         model = replace(base, context="").to_json()
         self._model_digest = hashlib.blake2b(model.encode(), digest_size=8).hexdigest()

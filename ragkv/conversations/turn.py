@@ -156,7 +156,7 @@ class Turn(Closing):
 
     def _save_complete_blocks(self) -> None:
         made = self._made
-        size = self._owner.settings.block_tokens
+        size = self._owner.config.session.block_tokens
         while made is not None:
             stop = self._at + size
             if self._at < made.exact_until < stop:  # so that what is exact has a block of its own
@@ -226,7 +226,7 @@ class Turn(Closing):
         """
         prompt = self._prompt
         turns = self._before.turns
-        size = self._owner.settings.block_tokens
+        size = self._owner.config.session.block_tokens
         now = self._owner.clock()
         held = len(prompt.blocks)
         # tokens in front of the new blocks

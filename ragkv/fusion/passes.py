@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -75,18 +75,15 @@ class PromptPass:
             del ended
 
 
+@dataclass(eq=False)
 class Fusor:
     """Fuses prompts for one model. Holds no request's state."""
 
-    def __init__(
-        self, adapter: Adapter, readers: Readers, read_ahead_layers: int | None, seed: int
-    ) -> None:
-        """With `read_ahead_layers` None the read-ahead follows speeds measured in earlier passes."""
-        self.adapter = adapter
-        self.seed = seed
-        self.speeds = Speeds()
-        self.readers = readers
-        self._ahead = read_ahead_layers
+    adapter: Adapter
+    readers: Readers
+    read_ahead_layers: int | None  # None: it follows speeds measured in earlier passes
+    seed: int
+    speeds: Speeds = field(default_factory=Speeds, init=False)
 
     @contextmanager
     def prepared(
@@ -111,7 +108,7 @@ class Fusor:
         choice = RowChoice(plan, selector, ratio, self.seed, layers)
         allocate = partial(new_kv or adapter.new_kv, plan.token_ids.numel() + headroom)
         leases = [span.lease for span in choice.loaded if span.lease is not None]
-        ahead = self._ahead
+        ahead = self.read_ahead_layers
         if ahead is None:
             size = sum(lease.stored_bytes for lease in leases if not lease.in_place)
             rows = plan.forced.numel() + choice.wanted

@@ -184,7 +184,7 @@ def save(engine: Engine, result: GateResult) -> Path | None:
 
     Returns the file, or `None` if the engine has no directory.
     """
-    engine.controller.methods.follow(result)
+    engine.controller.methods.gate_result = result
     directory = engine.config.store.directory
     measured_as = engine.entries.identity
     return (

@@ -18,7 +18,7 @@ from .adapter import Adapter
 from .families import ADAPTERS
 from .fingerprint import flattens
 from .promptkv import PromptKV, Recording
-from .rows import Rows
+from .rows import Pause, Rows, no_pause
 
 DEVICES = ("cpu", "cuda")  # Fusing is tested on these kinds of device.
 PROBE_TOKENS = 32
@@ -149,10 +149,11 @@ def full_pass(
     kv: PromptKV,
     start: int = 0,
     record: Recording | None = None,
+    between: Pause = no_pause,
 ) -> torch.Tensor:
     """Run `token_ids` (R,) at positions start ... through every layer: last hidden (1, R, E).
 
-    `record` collects the raw KV.
+    `record` collects the raw KV. `between` is called between layers, so that others may compute.
     """
     token_ids = torch.as_tensor(token_ids, device=adapter.device)
     stop = start + token_ids.numel()
@@ -161,6 +162,7 @@ def full_pass(
     hidden = adapter.embed(token_ids)
     for layer in range(adapter.layer_count):
         hidden = adapter.run_layer(layer, hidden, rows, kv, tables, record)
+        between()
     kv.length = stop
     return hidden
 

@@ -11,12 +11,10 @@ import torch
 
 from ragkv.model.decode.sampling import GREEDY, Sampler
 from ragkv.model.decode.stopping import TextStream, end_tokens
-from ragkv.scheduling import Scheduler
 from ragkv.types import Answer, TokenEvent, TokenLogprob
 
 from .citations import cite
 from .drafts import Drafts
-from .lookup import Lookup
 from .prefill import Prefiller
 from .prompt import Task
 from .request import Prefill, Request, ServedPrompt
@@ -122,27 +120,14 @@ class ActiveAnswer:
         self._first_token_s = self._first_token_s or self._elapsed_s()
 
 
+@dataclass(eq=False)
 class OwnModel:
     """The engine's own model computes."""
 
-    makes_kv = True
-
-    def __init__(
-        self,
-        lookup: Lookup,
-        prefiller: Prefiller,
-        scheduler: Scheduler,
-        model: SharedModel,
-        most_drafts: int,
-    ) -> None:
-        """A step verifies at most `most_drafts` tokens that are found in the prompt."""
-        self._lookup = lookup
-        self._prefiller = prefiller
-        self._scheduler = scheduler
-        self._device = model.adapter.device
-        self._tokenizer = model.tokenizer
-        self._end_tokens = end_tokens(model.adapter.model, model.tokenizer)
-        self._most_drafts = most_drafts
+    model: SharedModel
+    prefiller: Prefiller
+    most_drafts: int  # tokens found in the prompt that a step verifies at most
+    makes_kv: bool = True
 
     def check(self, request: Request) -> None:
         """Accept every request: the intake has checked it."""
@@ -151,8 +136,10 @@ class OwnModel:
     def serve(self, task: Task) -> Iterator[Serving]:
         """Fuse and compute the prompt, then decode."""
         tokens = len(task.prompt.token_ids)
-        with self._scheduler.admitted(task.work, tokens, lambda: self._lookup.hint(task)):
-            prefill = self._prefiller.prefill(task)
+        with self.prefiller.scheduler.admitted(
+            task.work, tokens, lambda: self.prefiller.lookup.hint(task)
+        ):
+            prefill = self.prefiller.prefill(task)
         with closing(self._decode(task, prefill)) as events:
             yield Serving(prefill, events)
 
@@ -160,12 +147,16 @@ class OwnModel:
         """The events of a prefilled request's answer: tokens, then the `Answer`."""
         grammar = task.request.grammar
         constraint = None if grammar is None else grammar.start(task.work.owner)
-        ends = self._end_tokens if constraint is None else constraint.end_tokens
+        ends = (
+            end_tokens(self.model.adapter.model, self.model.tokenizer)
+            if constraint is None
+            else constraint.end_tokens
+        )
         sampler = None
         if constraint is not None or task.request.sampling != GREEDY:
-            seen = prefill.token_ids.to(self._device)
+            seen = prefill.token_ids.to(self.model.adapter.device)
             sampler = Sampler(task.request.sampling, seen, ends, constraint)
-        answer = _SampledAnswer(task, prefill, self._tokenizer, sampler, ends, constraint)
+        answer = _SampledAnswer(task, prefill, self.model.tokenizer, sampler, ends, constraint)
         event = answer.choose(prefill.logits, *answer.greedy(prefill.logits.unsqueeze(0)))
         if event is not None:
             yield event
@@ -180,8 +171,8 @@ class OwnModel:
 
         A conversation's turn records the KV of every token but the last, which is never run.
         """
-        batch = self._scheduler.batch
-        drafts = answer.drafts = Drafts(prefill.token_ids.tolist(), self._most_drafts)
+        batch = self.prefiller.scheduler.batch
+        drafts = answer.drafts = Drafts(prefill.token_ids.tolist(), self.most_drafts)
         drafts.add(answer.tokens[-1])
         prepared = () if answer.constraint is None else (answer.constraint.prepare,)
         record = prefill.turn_kv.record if prefill.turn_kv else None

@@ -5,7 +5,7 @@ Leases are opened here and closed by the caller's exit stack.
 
 from collections.abc import Container, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ragkv.fusion import Plan, Span, SpanKind, SpanState
 from ragkv.model import Adapter
@@ -28,34 +28,19 @@ from .prefix_blocks import PrefixBlocks
 from .prompt import Prompt, Task
 
 
+@dataclass(eq=False)
 class Lookup:
     """Finds the stored KV of prompts. Holds no request's state."""
 
-    def __init__(
-        self,
-        adapter: Adapter,
-        identity: Identity,
-        prefix: MemoryLease | None,
-        store: Store,
-        block_writer: BlockWriter,
-        background: BackgroundEncoder,
-        prefix_blocks: PrefixBlocks,
-        unused_note: str | None = None,
-    ) -> None:
-        """`identity` is that of chunks. `prefix` has the KV of the application's prefix, if it has
-        one. `background` is given every chunk whose entry is missing.
-
-        `unused_note` says why stored entries are not reused; the first report of a cache miss has
-        it.
-        """
-        self._adapter = adapter
-        self._identity = identity
-        self._prefix = prefix
-        self._store = store
-        self._block_writer = block_writer
-        self._background = background
-        self._prefix_blocks = prefix_blocks
-        self._unreported = (unused_note,) if unused_note else ()
+    adapter: Adapter
+    identity: Identity  # of chunks
+    prefix: MemoryLease | None  # the KV of the application's prefix, if it has one
+    store: Store
+    block_writer: BlockWriter
+    background: BackgroundEncoder  # it is given every chunk whose entry is missing
+    prefix_blocks: PrefixBlocks
+    # why stored entries are not reused; the first report of a cache miss has it
+    unused_note: str | None = None
 
     def plan(self, task: Task, damaged: Container[EntryKey], leases: ExitStack) -> Plan:
         """The plan of a request's prompt, its leases opened on `leases`.
@@ -77,25 +62,25 @@ class Lookup:
         found = [found_of(*one) for one in paired_with_history(prompt, runs)]
         missed = _missed_ids(prompt, found)
         # After damage the only chunks that wait are our own, so waiting would be for ourselves.
-        if missed and not damaged and self._background.finish(missed.values(), task.work.check):
+        if missed and not damaged and self.background.finish(missed.values(), task.work.check):
             found = [found_of(run, None) if run.chunk in missed else run for run in found]
             missed = _missed_ids(prompt, found)
         for ids in missed.values():
-            self._background.add(ids)  # now, so that a later deletion cancels it
+            self.background.add(ids)  # now, so that a later deletion cancels it
         plan = plan_of(
             prompt,
             method,
             found,
             frequencies,
-            damaged={chunk for chunk, ids in missed.items() if self._identity.key(ids) in damaged},
-            earlier=self._prefix_blocks.find(prompt, frequencies)
+            damaged={chunk for chunk, ids in missed.items() if self.identity.key(ids) in damaged},
+            earlier=self.prefix_blocks.find(prompt, frequencies)
             if method.reuse == "prefix"
             else (),
-            away=self._store.away(),
+            away=self.store.away(),
         )
-        if plan.missed and self._unreported:
-            plan = replace(plan, notes=(*plan.notes, *self._unreported))
-            self._unreported = ()
+        if plan.missed and self.unused_note is not None:
+            plan = replace(plan, notes=(*plan.notes, self.unused_note))
+            self.unused_note = None
         return plan
 
     def hint(self, task: Task) -> PrefetchHint:
@@ -107,21 +92,21 @@ class Lookup:
             if run.state is SpanState.COMPUTED:
                 continue
             if block is not None:
-                identity = block.identity(self._block_writer.base)
+                identity = block.identity(self.block_writer.base)
                 entries.append(
                     self._hinted(identity, block.token_ids, conversation_group(task.session_id))
                 )
             elif run.chunk is not None:
-                entries.append(self._hinted(self._identity, prompt.stored_ids[run.chunk]))
+                entries.append(self._hinted(self.identity, prompt.stored_ids[run.chunk]))
         return PrefetchHint(tuple(entries))
 
     def _hinted(self, identity: Identity, ids: tuple[int, ...], group: str = "") -> HintedEntry:
-        adapter = self._adapter
+        adapter = self.adapter
         size = stored_bytes(identity.codec, len(ids), *adapter.kv_shape, adapter.dtype)
         return HintedEntry(identity, ids, size, group)
 
     def _frequencies(self, prompt: Prompt) -> str:
-        return self._adapter.rope.frequencies(len(prompt.token_ids))
+        return self.adapter.rope.frequencies(len(prompt.token_ids))
 
     def _lease(
         self, prompt: Prompt, run: Span, block: Block | None, damaged: Container[EntryKey]
@@ -130,13 +115,13 @@ class Lookup:
         if run.state is SpanState.COMPUTED:
             return None
         if block is not None:
-            writer = self._block_writer
+            writer = self.block_writer
             return None if writer.key(block) in damaged else writer.lease(block)
         if run.chunk is not None:
             ids = prompt.stored_ids[run.chunk]
-            is_damaged = self._identity.key(ids) in damaged
-            return None if is_damaged else self._store.lease(self._identity, ids)
-        prefix = self._prefix
+            is_damaged = self.identity.key(ids) in damaged
+            return None if is_damaged else self.store.lease(self.identity, ids)
+        prefix = self.prefix
         fits = prefix is not None and prefix.info.frequencies == self._frequencies(prompt)
         return prefix if fits else None
 
@@ -147,7 +132,7 @@ class Lookup:
         """
         info = lease.info
         shape = (info.layers, info.kv_heads, info.head_dim)
-        return lease if shape == self._adapter.kv_shape else None
+        return lease if shape == self.adapter.kv_shape else None
 
 
 def _missed_ids(prompt: Prompt, found: Sequence[Span]) -> dict[int, tuple[int, ...]]:

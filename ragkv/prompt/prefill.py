@@ -8,7 +8,7 @@ passed every earlier layer.
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,6 @@ from ragkv.store import EntryKey
 from ragkv.types import Timing
 
 from .lookup import Lookup
-from .prefix_blocks import PrefixBlocks
 from .prompt import Task
 from .report import prompt_spans, reuse_report
 from .request import Prefill, TurnKV
@@ -30,26 +29,15 @@ if TYPE_CHECKING:
     from ragkv.model.kcache import Offloading
 
 
+@dataclass(eq=False)
 class Prefiller:
     """Makes prefills for one model. Holds no request's state."""
 
-    def __init__(
-        self,
-        lookup: Lookup,
-        fusor: Fusor,
-        scheduler: Scheduler,
-        controller: Controller,
-        prefix_blocks: PrefixBlocks,
-        offloading: "Offloading | None",
-    ) -> None:
-        """`offloading` is given where KCache is on."""
-        self._adapter = fusor.adapter
-        self._lookup = lookup
-        self._fusor = fusor
-        self._scheduler = scheduler
-        self._controller = controller
-        self._prefix_blocks = prefix_blocks
-        self._offloading = offloading
+    lookup: Lookup
+    fusor: Fusor
+    scheduler: Scheduler
+    controller: Controller
+    offloading: "Offloading | None"  # where KCache is on
 
     def prefill(self, task: Task) -> Prefill:
         """Prefill the request's prompt. Its first layers are read while others still compute.
@@ -60,18 +48,18 @@ class Prefiller:
         lookup_s = 0.0
         alone = False  # whether the prompt may not share its pass
         keeps = task.request.method.reuse == "prefix"
-        keep = self._prefix_blocks.keeper() if keeps else None
+        keep = self.lookup.prefix_blocks.keeper() if keeps else None
         while True:
             with ExitStack() as leases:
                 began = time.perf_counter()
-                decided = self._controller.decide(
-                    self._lookup.plan(task, damaged, leases), task.request.method
+                decided = self.controller.decide(
+                    self.lookup.plan(task, damaged, leases), task.request.method
                 )
                 record = self._recording(task, decided.plan)
                 passing = leases.enter_context(self._prepared(task, decided, record))
                 lookup_s += time.perf_counter() - began
                 rows = inf if alone else passing.rows
-                self._scheduler.prefills.run(passing, rows, task.work, self._compute)
+                self.scheduler.prefills.run(passing, rows, task.work, self._compute)
                 try:
                     passed = passing.result()
                 except EntryDamagedError as error:
@@ -80,29 +68,31 @@ class Prefiller:
             if passed is not None:
                 break
             alone = True  # a pass with other prompts failed
-        self._fusor.learn(passed)
-        self._controller.learn(decided, passed)
+        self.fusor.learn(passed)
+        self.controller.learn(decided, passed)
         if keep is not None and record is not None:
-            keep(task.prompt, self._adapter.rope.frequencies(len(task.prompt.token_ids)), record)
+            keep(
+                task.prompt, self.fusor.adapter.rope.frequencies(len(task.prompt.token_ids)), record
+            )
         return self._prefilled(task, decided, passed, record, lookup_s, tuple(damaged.values()))
 
     def _prepared(
         self, task: Task, decided: Decided, record: Recording | None
     ) -> AbstractContextManager[PromptPass]:
         length = decided.plan.token_ids.numel()
-        return self._fusor.prepared(
+        return self.fusor.prepared(
             decided.plan,
             decided.selector,
             decided.ratio,
             headroom=task.request.max_new_tokens,
             record=record,
             check=task.work.check,
-            new_kv=None if self._offloading is None else self._offloading.new_kv(length),
+            new_kv=None if self.offloading is None else self.offloading.new_kv(length),
         )
 
     def _compute(self, prompts: Sequence[PromptPass]) -> None:
         """One pass over prompts, of this engine or of others on the model."""
-        self._fusor.run(prompts, self._scheduler.between_layers)
+        self.fusor.run(prompts, self.scheduler.between_layers)
 
     def _prefilled(
         self,
@@ -116,9 +106,9 @@ class Prefiller:
         plan = decided.plan
         fused = passed.fused
         length = plan.token_ids.numel()
-        refused = self._offloading.refusal(length) if self._offloading else None
+        refused = self.offloading.refusal(length) if self.offloading else None
         elapsed_s = task.elapsed_s()
-        reuse = reuse_report(decided, passed, self._adapter.layer_count)
+        reuse = reuse_report(decided, passed, self.fusor.adapter.layer_count)
         notes = (*damaged, *task.prompt.notes, *reuse.notes, *filter(None, [refused]))
         return Prefill(
             token_ids=plan.token_ids,
@@ -144,7 +134,7 @@ class Prefiller:
         `None` also where no longer prompt could use it (dynamic RoPE).
         """
         prompt = task.prompt
-        rope = self._adapter.rope
+        rope = self.fusor.adapter.rope
         length = plan.token_ids.numel()
         keeps = task.keep or task.request.method.reuse == "prefix"
         if not keeps or rope.frequencies(length) != rope.frequencies(length + 1):
@@ -152,7 +142,7 @@ class Prefiller:
         blocks = prompt.blocks
         reused = blocks[: min(plan.recomputed_blocks, default=len(blocks))]
         start = len(prompt.prefix) + sum(map(len, reused))
-        return self._adapter.new_recording(start, length + task.request.max_new_tokens)
+        return self.fusor.adapter.new_recording(start, length + task.request.max_new_tokens)
 
     def _turn_kv(
         self, task: Task, plan: Plan, passed: Passed, record: Recording | None
@@ -165,7 +155,7 @@ class Prefiller:
         stale = any(len(plan.candidates) > chosen.numel() for chosen in selected)
         inexact = {SpanState.APPROXIMATE, SpanState.FUSED} if stale else {SpanState.APPROXIMATE}
         # An answer decoded over the largest attention weights only differs from a full prefill.
-        offloads = self._offloading is not None and not self._offloading.refusal(length)
+        offloads = self.offloading is not None and not self.offloading.refusal(length)
         end = length if offloads else record.stop
         exact_until = min((span.start for span in plan.spans if span.state in inexact), default=end)
         chunks = (span for span in plan.spans if span.kind is SpanKind.CHUNK)
@@ -173,6 +163,6 @@ class Prefiller:
             record,
             plan.recomputed_blocks,
             min(exact_until, end),
-            self._adapter.rope.frequencies(length),
+            self.fusor.adapter.rope.frequencies(length),
             stale and any(span.state is SpanState.FUSED for span in chunks),
         )

@@ -1,14 +1,18 @@
-"""A loaded model, and what every engine on it shares: whose turn it is, tokenizer and identity."""
+"""A loaded model, and what every engine on it shares: whose turn it is, tokenizer, identity, and the
+KV of what stands before chunks.
+"""
 
 import logging
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib.resources import files
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
-from ragkv.config import EngineConfig
+from ragkv.config import EXPECTED_CODEC, EngineConfig
 from ragkv.errors import InputError
-from ragkv.model import Adapter, Context, adapt
+from ragkv.model import Adapter, Context, adapt, full_pass
 from ragkv.model.decode.stopping import end_tokens
 from ragkv.model.fingerprint import (
     architecture_digest,
@@ -17,15 +21,34 @@ from ragkv.model.fingerprint import (
     weights_digest,
 )
 from ragkv.model.loading import DtypeChoice
+from ragkv.model.rows import Pause, no_pause
 from ragkv.runtime import limit_kernel_caches
 from ragkv.runtime.token_counter import TokenCounter
 from ragkv.scheduling import SharedCompute
-from ragkv.store import Identity, dtype_name
+from ragkv.store import (
+    Entry,
+    EntryInfo,
+    Identity,
+    MemoryLease,
+    Store,
+    dtype_name,
+    ids_digest,
+)
 
 if TYPE_CHECKING:
     from .constraints.grammar import Grammars
 
 log = logging.getLogger(__name__)
+
+# The end of the text is used. A longer text is a little better, and slower to encode with.
+NEUTRAL_TOKENS = 1_280
+# the share of the text's tokens that a tokenizer may not know; beyond it there is no neutral text
+MOST_UNKNOWN = 0.02
+# Each engine uses two: its prefix when it is built, and then the prefix with the text.
+KEPT_CONTEXTS = 8
+# what entries of one model have in common, whatever its dtype
+OF_ANY_DTYPE = ("architecture", "rope", "tokenizer", "adapter")
+SAMPLE = 64  # entries are looked at for their dtype: reading one takes a tenth of a millisecond
 
 
 @dataclass(frozen=True)
@@ -37,7 +60,7 @@ class SharedModel:
     identity: Identity  # of every entry this model makes; an engine adds its application's part
     compute: SharedCompute
     dtype_choice: DtypeChoice
-    # KV of prefixes with the neutral text, which the encoders of all engines share: those used last.
+    # by ids: the KV of prefixes, alone and with the neutral text; those used last
     contexts: dict[tuple[int, ...], Context] = field(default_factory=dict)
 
     @classmethod
@@ -78,6 +101,84 @@ class SharedModel:
         compute = SharedCompute(adapter)
         return cls(adapter, tokenizer, identity, compute, choice)
 
+    def identity_for(self, config: EngineConfig) -> Identity:
+        """The identity of what an engine with these settings stores, but for codec and context."""
+        return replace(self.identity, adapter=config.adapter_id, tenant=config.store.tenant)
+
+    def chunk_identity(
+        self, config: EngineConfig, prefix_ids: tuple[int, ...], neutral: tuple[int, ...]
+    ) -> Identity:
+        """The identity of chunks that an engine with these settings encodes behind its prefix and the
+        `neutral` text.
+        """
+        return replace(
+            self.identity_for(config),
+            codec=config.store.codec or (EXPECTED_CODEC if neutral else "raw"),
+            context=ids_digest(prefix_ids),
+            behind=ids_digest(neutral) if neutral else "",
+        )
+
+    def context(self, token_ids: tuple[int, ...], between: Pause = no_pause) -> Context:
+        """The KV of what stands before chunks, computed once for all engines while it is one of the
+        `KEPT_CONTEXTS` used last.
+
+        The caller holds the compute lock; `between` is called between layers.
+        """
+        context = self.contexts.pop(token_ids, None)
+        if context is None:
+            length = len(token_ids)
+            record = self.adapter.new_recording(0, length)
+            kv = self.adapter.new_kv(length)
+            full_pass(self.adapter, token_ids, kv, record=record, between=between)
+            context = Context((record.kv,))
+        self.contexts[token_ids] = context  # at the end: it was used last
+        while len(self.contexts) > KEPT_CONTEXTS:
+            self.contexts.pop(next(iter(self.contexts)), None)
+        return context
+
+    def prefix(
+        self, prefix_ids: tuple[int, ...], chunks: Identity, between: Pause = no_pause
+    ) -> MemoryLease | None:
+        """An application's prefix with the RoPE frequencies of its own length, to be read like a
+        stored entry; `None` if there is no prefix, or no room behind it.
+
+        `chunks` is the identity of its chunks. The caller holds the compute lock.
+        """
+        limit = self.adapter.context_length
+        if not prefix_ids or (limit is not None and len(prefix_ids) >= limit):
+            return None
+        (kv,) = self.context(prefix_ids, between).pieces
+        identity = replace(chunks, context=ids_digest(()), behind="")
+        frequencies = self.adapter.rope.frequencies(len(prefix_ids))
+        key = identity.key(prefix_ids)
+        info = EntryInfo(key, identity, prefix_ids, frequencies, *self.adapter.kv_shape)
+        return MemoryLease(Entry(info, kv.cpu()))
+
+    def unused_note(self, store: Store, own: Identity) -> str | None:
+        """Why nothing stored on this machine is reused, if entries of this model were made in
+        another dtype. The log says it, too.
+
+        `own` is the identity of an engine's chunks. `None` if some entries are of its dtype, or none
+        of this model. The weights are not compared: their digest depends on the dtype.
+        """
+        here = (tier for tier in store.tiers if not tier.is_remote)
+        infos = (info for tier in here for _, info in tier.scan() if info is not None)
+        found = {
+            info.identity.dtype
+            for info in islice(infos, SAMPLE)
+            if all(getattr(info.identity, name) == getattr(own, name) for name in OF_ANY_DTYPE)
+        }
+        if not found or own.dtype in found:
+            return None
+        others = " and ".join(sorted(found))
+        note = (
+            f"the entries stored here were made in {others} and are not reused, because the model "
+            f"computes in {self.dtype_choice.why}. "
+            f"Set dtype = {min(found)} to use them, or delete them with `ragkv gc`"
+        )
+        log.info("Stored KV is not used: %s.", note)
+        return note
+
     @cached_property
     def grammars(self) -> "Grammars":
         """The compiler of answer forms; it is made when a form is first asked for."""
@@ -92,3 +193,24 @@ class SharedModel:
         tokenizer.
         """
         return TokenCounter(self.tokenizer)
+
+
+def neutral_ids(tokenizer: Any | None) -> tuple[int, ...]:
+    """The text's token ids; none without a tokenizer, or with one that does not know its words.
+
+    Without them chunks are encoded directly after the prefix, and the log says so.
+    """
+    if tokenizer is None:
+        log.info("Without a tokenizer there is no neutral text: chunks are encoded alone.")
+        return ()
+    text = files(__package__).joinpath("neutral_text.txt").read_text("utf-8").strip() + "\n\n"
+    ids = tuple(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    unknown = 0 if tokenizer.unk_token_id is None else ids.count(tokenizer.unk_token_id)
+    if unknown > MOST_UNKNOWN * len(ids):
+        log.info(
+            "The tokenizer does not know %d of %d neutral tokens: chunks are encoded alone.",
+            unknown,
+            len(ids),
+        )
+        return ()
+    return ids[-NEUTRAL_TOKENS:]

@@ -1,32 +1,33 @@
 """How many tokens a text from outside has, for processes that have no model."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from .outside_text import encode
 
 
+@dataclass(eq=False)
 class TokenCounter:
     """How many tokens a text from outside has. Pickled, it needs neither the model nor its
     library.
     """
 
-    def __init__(self, tokenizer: Any | None) -> None:
-        self._tokenizer = tokenizer
-        self._pickled: tuple[str, str] | None = None
+    tokenizer: Any | None
+    _pickled: tuple[str, str] | None = field(default=None, init=False)
 
     def __call__(self, text: str) -> int:
         """The tokens of `text`, without special tokens. Raises `InputError` without a tokenizer."""
-        return len(encode(self._tokenizer, text))
+        return len(encode(self.tokenizer, text))
 
     @property
     def can_be_pickled(self) -> bool:
         """Whether the tokenizer is one of the library tokenizers, as almost all are."""
-        return hasattr(self._tokenizer, "backend_tokenizer")
+        return hasattr(self.tokenizer, "backend_tokenizer")
 
     def __reduce__(self) -> Any:
-        assert self._tokenizer is not None
-        template = str(getattr(self._tokenizer, "chat_template", ""))
-        self._pickled = self._pickled or (self._tokenizer.backend_tokenizer.to_str(), template)
+        assert self.tokenizer is not None
+        template = str(getattr(self.tokenizer, "chat_template", ""))
+        self._pickled = self._pickled or (self.tokenizer.backend_tokenizer.to_str(), template)
         return _counter_of, self._pickled
 
 

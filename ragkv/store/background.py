@@ -8,7 +8,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from ragkv.errors import EntryDamagedError
@@ -32,22 +32,22 @@ class Job(Generic[E]):
     cancel: Callable[[], object] = lambda: None  # called instead of `run` if the job is dropped
 
 
+@dataclass(eq=False)
 class Background(Generic[E]):
     """A bounded queue and its thread, which starts with the first job. All methods are
     thread-safe.
     """
 
-    def __init__(self, capacity_bytes: int, name: str) -> None:
-        """`name` is the thread's."""
-        self._capacity_bytes = capacity_bytes
-        self._name = name
-        self._jobs: deque[Job[E]] = deque()
-        self._running: Job[E] | None = None
-        self._entries: dict[EntryKey, Job[E]] = {}  # by key, the last job that writes it
-        self._pending_bytes = 0  # of waiting jobs and the running one
-        self._changed = threading.Condition()
-        self._closing = False
-        self._thread: threading.Thread | None = None
+    capacity_bytes: int
+    name: str  # of the thread
+    _jobs: deque[Job[E]] = field(default_factory=deque, init=False)
+    _running: Job[E] | None = field(default=None, init=False)
+    # by key, the last job that writes it
+    _entries: dict[EntryKey, Job[E]] = field(default_factory=dict, init=False)
+    _pending_bytes: int = field(default=0, init=False)  # of waiting jobs and the running one
+    _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
+    _closing: bool = field(default=False, init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
 
     @property
     def pending_bytes(self) -> int:
@@ -65,7 +65,7 @@ class Background(Generic[E]):
 
         def fits() -> bool:
             waits_alone = wait_s > 0.0 and not self._pending_bytes
-            return waits_alone or self._pending_bytes + job.size_bytes <= self._capacity_bytes
+            return waits_alone or self._pending_bytes + job.size_bytes <= self.capacity_bytes
 
         with self._changed:
             if not self._changed.wait_for(lambda: self._closing or fits(), wait_s) or self._closing:
@@ -75,7 +75,7 @@ class Background(Generic[E]):
             if job.key is not None and job.entry is not None:
                 self._entries[job.key] = job
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread = threading.Thread(target=self._work, name=self.name, daemon=True)
                 self._thread.start()
             self._changed.notify_all()
         return True
@@ -137,11 +137,11 @@ class Background(Generic[E]):
                 job.run()
             # Redis went away while the entry was read, for example
             except EntryDamagedError as error:
-                log.warning("%s: an entry was not copied. %s", self._name, error)
+                log.warning("%s: an entry was not copied. %s", self.name, error)
             except Exception:  # a store failure never fails a request, and the next job must run
                 log.exception(
                     "%s: work for entry %s failed; going on without it.",
-                    self._name,
+                    self.name,
                     job.key or "(none)",
                 )
             with self._changed:

@@ -338,13 +338,13 @@ def test_a_new_profile_is_not_corrected_by_what_was_measured_against_the_old_one
 
 def test_r_star_is_the_gate_results_ratio(tmp_path: Path) -> None:
     with filed(tmp_path, disk_token_s=1e-6) as made:
-        made.controller.methods.follow(gate_result(agreement=1.0))
+        made.controller.methods.gate_result = gate_result(agreement=1.0)
         assert made.prefill(QUESTION, CHUNKS).reuse.ratio == 0.3
 
 
 def test_a_gate_result_that_refuses_fusion_leads_to_full_prefills(tmp_path: Path) -> None:
     with filed(tmp_path, disk_token_s=0.004) as made:
-        made.controller.methods.follow(gate_result(agreement=0.5))
+        made.controller.methods.gate_result = gate_result(agreement=0.5)
         reuse = made.prefill(QUESTION, CHUNKS).reuse
     assert (reuse.computed, reuse.decision) == (S, ())
 

@@ -350,7 +350,7 @@ class TestCancellation:
         cancellation = Cancellation("cancel", monkeypatch)
         cancellation.now()
         monkeypatch.setattr(
-            engine._backend._prefiller, "prefill", lambda *_: pytest.fail("nothing may be computed")
+            engine._backend.prefiller, "prefill", lambda *_: pytest.fail("nothing may be computed")
         )
         self.answer(engine, cancellation).join(60)
         assert self.was_cancelled and held(engine) == NOTHING

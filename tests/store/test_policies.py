@@ -98,7 +98,7 @@ def test_store_settings_refuse_a_policy_of_the_simulator_and_name_the_others(nam
 @pytest.mark.parametrize("setting", ["xi_blocks", "new_blocks", "window_groups"])
 def test_negative_settings_are_refused(setting: str) -> None:
     with pytest.raises(ConfigError, match=f"{setting} is -1"):
-        PolicySettings(**{setting: -1})
+        make_policy("lru", PolicySettings(**{setting: -1}))
 
 
 def test_a_store_converts_the_token_threshold_of_its_policies_to_blocks(

@@ -10,14 +10,11 @@ buffers. So a slow disk delays the end of a turn, not a token, and nothing is lo
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 import torch
 
-from ragkv.config import MIB, EngineConfig
 from ragkv.errors import StoreError, StoreReadOnlyError
-from ragkv.model import Adapter
 from ragkv.store import (
     Background,
     Entry,
@@ -28,76 +25,25 @@ from ragkv.store import (
     Lease,
     MemoryLease,
     Store,
-    TierKind,
     TurnSize,
 )
 
 from .history import Block
 
-if TYPE_CHECKING:
-    from ragkv.control.profile import Profile
-
 log = logging.getLogger(__name__)
 
 # How long a turn's end, and a store's full write buffer, are waited for at most.
 SAVE_WAIT_S = 30.0
-# The size of the buffer where memory has no tier.
-LEAST_BUFFER_BYTES = 256 * MIB
 
 
-def default_buffer_bytes(adapter: Adapter, memory_bytes: int) -> int:
-    """The size of the buffer: the KV of a whole context window, if that is no more than the memory
-    tier may take.
-    """
-    most = max(memory_bytes, LEAST_BUFFER_BYTES)
-    window = adapter.context_length
-    return most if window is None else min(window * adapter.kv_bytes_per_token, most)
-
-
+@dataclass(eq=False)
 class BlockWriter:
     """Stores blocks in the background. All methods are thread-safe."""
 
-    def __init__(
-        self, store: Store, base: Identity, capacity_bytes: int, *, owns_store: bool = False
-    ) -> None:
-        """`base` is the engine's identity; its context does not count. A store that is its own is
-        closed with it.
-        """
-        self.base = base
-        self.store = store
-        self._owns_store = owns_store
-        self._worker: Background[Entry] = Background(capacity_bytes, "ragkv-saver")
-
-    @classmethod
-    def open(
-        cls, config: EngineConfig, store: Store, base: Identity, adapter: Adapter
-    ) -> "BlockWriter":
-        """What stores conversations: next to the chunks in `store`, or on disk in a directory of
-        their own.
-        """
-        session = config.session
-        settings = config.store
-        buffer_bytes = session.save_buffer_bytes
-        if buffer_bytes is None:
-            buffer_bytes = default_buffer_bytes(adapter, settings.memory_bytes)
-        if session.directory is None:
-            return cls(store, base, buffer_bytes)
-        own = replace(settings, directory=session.directory, read_only=False)
-        on_disk = Store.open(own, TierKind.DISK, block_tokens=session.block_tokens)
-        return cls(on_disk, base, buffer_bytes, owns_store=True)
-
-    def aim(self, ttft_target_ms: float | None, block_tokens: int, profile: "Profile") -> None:
-        """Give the policies the blocks that a turn may compute within its target, if any (T-LRU
-        paper, xi).
-        """
-        if ttft_target_ms is None:
-            return
-        tokens = profile.tokens_within(ttft_target_ms / 1e3)
-        log.info("store.ttft_target_ms = %g: xi is %d tokens.", ttft_target_ms, tokens)
-        if tokens < block_tokens:
-            what = "Within %g ms no block of %d tokens is computed: policies work as LRU."
-            log.warning(what, ttft_target_ms, block_tokens)
-        self.store.retarget(tokens // block_tokens)
+    store: Store
+    base: Identity  # the engine's; its context does not count
+    worker: Background[Entry]  # its capacity is that of the buffer
+    owns_store: bool = False  # it is closed with this
 
     def key(self, block: Block) -> EntryKey:
         """The key of a block's entry."""
@@ -109,7 +55,7 @@ class BlockWriter:
         """
         identity = block.identity(self.base)
         # The buffer is searched first: an entry that leaves it in between is in the store by then.
-        entry = self._worker.entry(identity.key(block.token_ids))
+        entry = self.worker.entry(identity.key(block.token_ids))
         if entry is not None and entry.info.matches(identity, block.token_ids):
             return MemoryLease(entry)
         return self.store.lease(identity, block.token_ids)
@@ -128,23 +74,23 @@ class BlockWriter:
         )
         entry = Entry(info, kv)
         put = Job(lambda: self.store.put(entry, SAVE_WAIT_S), key, info.size_bytes, entry)
-        return self._worker.submit(put, wait_s)
+        return self.worker.submit(put, wait_s)
 
     def served(self, turn: TurnSize) -> None:
         """Tell the store's policies of a turn, before they see the blocks that are saved from now
         on.
         """
-        self._worker.submit(Job(lambda: self.store.served(turn)))
+        self.worker.submit(Job(lambda: self.store.served(turn)))
 
     def then(self, action: Callable[[], object]) -> bool:
         """Run `action` once everything saved so far is stored; `False` after `close`: then it is
         not run.
         """
-        return self._worker.submit(Job(action))
+        return self.worker.submit(Job(action))
 
     def delete(self, key: EntryKey) -> None:
         """Delete a block from the buffer and from every tier before this returns."""
-        self._worker.discard(key)
+        self.worker.discard(key)
         try:
             self.store.delete(key)
         except StoreReadOnlyError:
@@ -167,16 +113,16 @@ class BlockWriter:
 
     def stored(self, key: EntryKey) -> bool:
         """Whether a block is in the buffer or in the store. Policies do not count this as a use."""
-        return self._worker.entry(key) is not None or self.store.contains(key)
+        return self.worker.entry(key) is not None or self.store.contains(key)
 
     def flush(self) -> None:
         """Return when everything saved so far is in the store."""
-        self._worker.flush()
-        if self._owns_store:
+        self.worker.flush()
+        if self.owns_store:
             self.store.flush()
 
     def close(self) -> None:
         """Store what waits and stop. Twice is harmless."""
-        self._worker.close()
-        if self._owns_store:
+        self.worker.close()
+        if self.owns_store:
             self.store.close()

@@ -111,7 +111,8 @@ class RagCorpus(Closing):
         with ExitStack() as stack:
             if engine is None:
                 config = known.config(config or EngineConfig.gather(None))
-                engine = stack.enter_context(Engine.from_pretrained(known.model, config))
+                engine = Engine.from_pretrained(known.model, config)
+                stack.callback(engine.close)
             embedder = embedder or resolve_embedder(
                 known.kept.get("embedder"), device=engine.config.device
             )

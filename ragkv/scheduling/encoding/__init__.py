@@ -1,6 +1,6 @@
 """Encodes chunks into entries, at once or in the background if a request missed them."""
 
 from .background import LOG_EVERY_S, BackgroundEncoder
-from .encoder import Encoder, neutral_ids
+from .encoder import Encoder
 
-__all__ = ["LOG_EVERY_S", "BackgroundEncoder", "Encoder", "neutral_ids"]
+__all__ = ["LOG_EVERY_S", "BackgroundEncoder", "Encoder"]

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from math import inf
 
 from ragkv.runtime import Check, openmp
@@ -25,6 +26,7 @@ MOST_WAITING = 4096
 _Ids = tuple[int, ...]  # of a chunk whose entry is to be made
 
 
+@dataclass(eq=False)
 class BackgroundEncoder:
     """The chunks of one encoder that wait to be encoded, in the order in which they came.
     Thread-safe.
@@ -34,21 +36,25 @@ class BackgroundEncoder:
     documents, which evict nothing.
     """
 
-    def __init__(self, encoder: Encoder, store: Store, scheduler: Scheduler) -> None:
-        self._encoder = encoder
-        self._store = store
-        self._scheduler = scheduler
-        self._waiting: OrderedDict[_Ids, None] = OrderedDict()
-        self._last: OrderedDict[_Ids, None] = OrderedDict()  # encoded when nothing else waits
-        self._current: _Ids | None = None  # what is under way, unless it was forgotten since
-        # whether one is under way, and whether a request missed it
-        self._working = self._was_missed = False
-        self._closing = False
-        self._logged_s = time.monotonic()
-        self._dropped = 0  # missed chunks that did not fit among those that wait
-        self._flushing = 0  # calls of `flush` under way; meanwhile no chunk waits for idle time
-        self._changed = threading.Condition()  # guards the fields above
-        self._thread: threading.Thread | None = None
+    encoder: Encoder
+    store: Store
+    scheduler: Scheduler
+    # the fields below are guarded by this
+    _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
+    _waiting: OrderedDict[_Ids, None] = field(default_factory=OrderedDict, init=False)
+    # encoded when nothing else waits
+    _last: OrderedDict[_Ids, None] = field(default_factory=OrderedDict, init=False)
+    # what is under way, unless it was forgotten since
+    _current: _Ids | None = field(default=None, init=False)
+    _working: bool = field(default=False, init=False)  # whether one is under way
+    _was_missed: bool = field(default=False, init=False)  # whether a request missed it
+    _closing: bool = field(default=False, init=False)
+    _logged_s: float = field(default_factory=time.monotonic, init=False)
+    # missed chunks that did not fit among those that wait
+    _dropped: int = field(default=0, init=False)
+    # calls of `flush` under way; meanwhile no chunk waits for idle time
+    _flushing: int = field(default=0, init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
 
     def add(self, token_ids: tuple[int, ...], *, last: bool = False) -> None:
         """Encode this chunk when there is time; once, however often it is added. After `close`
@@ -58,7 +64,7 @@ class BackgroundEncoder:
         room for it then. If too many wait that requests missed, the oldest is dropped.
         """
         with self._changed:
-            if self._closing or not self._store.tiers:  # nothing could keep the entry
+            if self._closing or not self.store.tiers:  # nothing could keep the entry
                 return
             # Also if it is under way: it may have been deleted since that began.
             (self._last if last else self._waiting)[token_ids] = None
@@ -71,7 +77,7 @@ class BackgroundEncoder:
     def forget(self, keys: Iterable[EntryKey]) -> None:
         """Do not encode the chunks whose entries have these keys: they were deleted."""
         deleted = set(keys)
-        key = self._encoder.identity.key
+        key = self.encoder.identity.key
         with self._changed:
             for waiting in (self._waiting, self._last):
                 for ids in [one for one in waiting if key(one) in deleted]:
@@ -85,7 +91,7 @@ class BackgroundEncoder:
         openmp.release_threads()
         with self._changed:
             self._flushing += 1
-            self._scheduler.wake()
+            self.scheduler.wake()
             try:
                 self._changed.wait_for(
                     lambda: self._closing or not (self._waiting or self._last or self._working)
@@ -104,7 +110,7 @@ class BackgroundEncoder:
         end = inf if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             while (self._waiting or self._was_missed) and not (
-                self._closing or self._scheduler.busy
+                self._closing or self.scheduler.busy
             ):
                 left_s = end - time.monotonic()
                 if left_s <= 0 or (cancel is not None and cancel.is_set()):
@@ -123,7 +129,7 @@ class BackgroundEncoder:
                 if one in self._waiting:
                     self._waiting.move_to_end(one, last=False)
             self._flushing += bool(wanted)
-            self._scheduler.wake()
+            self.scheduler.wake()
             try:
                 while not self._changed.wait_for(
                     lambda: (
@@ -151,7 +157,7 @@ class BackgroundEncoder:
             self._current = None
             self._changed.notify_all()
             thread = self._thread
-        self._scheduler.wake()
+        self.scheduler.wake()
         if threading.current_thread() is thread:
             return False
         if thread is not None:
@@ -208,12 +214,12 @@ class BackgroundEncoder:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._last or self._closing)
-            self._scheduler.wait_idle(IDLE_PATIENCE_S, lambda: self._closing or self._flushing > 0)
+            self.scheduler.wait_idle(IDLE_PATIENCE_S, lambda: self._closing or self._flushing > 0)
             with self._changed:
                 if self._closing:
                     return None
                 new = None if self._waiting else next(iter(self._last), None)
-                if new and self._store.room_bytes() < self._encoder.entry_bytes(len(new)):
+                if new and self.store.room_bytes() < self.encoder.entry_bytes(len(new)):
                     log.warning(
                         "The store is full: %d chunks get KV when a question needs them.",
                         len(self._last),
@@ -229,16 +235,16 @@ class BackgroundEncoder:
     def _encode(self, wanted: _Ids) -> None:
         if self._is_stored(wanted):
             return
-        with self._scheduler.encoding():
-            (entry,) = self._encoder.chunks([wanted])
+        with self.scheduler.encoding():
+            (entry,) = self.encoder.chunks([wanted])
         with self._changed:  # so that it is not forgotten while it is put
             if self._current != wanted:  # deleted meanwhile
                 return
-            self._store.put(entry)
+            self.store.put(entry)
 
     def _is_stored(self, wanted: _Ids) -> bool:
         """Whether the entry is stored and sound."""
-        lease = self._store.lease(self._encoder.identity, wanted)
+        lease = self.store.lease(self.encoder.identity, wanted)
         if lease is None:
             return False
         lease.close()

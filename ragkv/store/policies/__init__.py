@@ -7,6 +7,7 @@ must know the future, are in `benchmarks.simulate`.
 
 import importlib
 
+from ragkv.config import at_least
 from ragkv.errors import ConfigError
 
 from .base import Cut, Item, Policy
@@ -38,8 +39,18 @@ def policy_class(name: str) -> type[Policy]:
 
 
 def make_policy(name: str, settings: PolicySettings | None = None) -> Policy:
-    """A new policy by its registered name; raises `ConfigError` for an unknown name."""
+    """A new policy by its registered name; raises `ConfigError` for an unknown name, and what
+    `check_settings` raises.
+    """
+    check_settings(settings)
     return policy_class(name)(settings)
+
+
+def check_settings(settings: PolicySettings | None) -> None:
+    """Raise `ConfigError` for a setting below its least value."""
+    if settings is not None:
+        at_least(settings, xi_blocks=0, block_tokens=1, new_blocks=0, threshold_tokens=0)
+        at_least(settings, window_groups=0)
 
 
 __all__ = [
@@ -52,6 +63,7 @@ __all__ = [
     "Policy",
     "PolicySettings",
     "TurnSize",
+    "check_settings",
     "make_policy",
     "policy_class",
 ]

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ragkv.config import at_least
-
 
 class NextRequest(NamedTuple):
     """A conversation's next request, which only the simulator knows."""
@@ -37,7 +35,7 @@ class TurnSize(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
     """Settings of all policies; each policy reads those it needs. What is None is learned from the
-    turns seen.
+    turns seen. `check_settings` refuses what no policy can have.
     """
 
     xi_blocks: int = 0  # latency threshold: blocks that may be computed within the TTFT target
@@ -50,7 +48,3 @@ class PolicySettings:
     end_rate_per_s: float | None = None  # mu of the paper's model: deaths of a living conversation
     # look-ahead eviction window, in waiting sessions; None: the whole queue
     window_groups: int | None = None
-
-    def __post_init__(self) -> None:
-        at_least(self, xi_blocks=0, block_tokens=1, new_blocks=0, threshold_tokens=0)
-        at_least(self, window_groups=0)
