@@ -3,8 +3,9 @@ that requests use.
 
 Entries of random numbers stand in for documents; their values do not change the time. Every
 measurement acquires the compute lock, so requests run between two of them. Times are medians over
-rounds, and no time falls with a length. The disk is measured in separate files next to the store's,
-which are dropped from the page cache before they are read.
+rounds, and no time falls with a length. Memory is measured, and every tier of the store that can be
+(`Tier.scratch`), in files next to the store's, which are dropped from the page cache before they are
+read.
 """
 
 import itertools
@@ -28,7 +29,6 @@ from ragkv.runtime import make_private_folder
 from ragkv.scheduling import Scheduler
 from ragkv.store import (
     LRU,
-    DiskTier,
     Entry,
     EntryInfo,
     Lease,
@@ -37,6 +37,7 @@ from ragkv.store import (
     Tier,
     TierKind,
 )
+from ragkv.store.tiers.base import UNLIMITED_BYTES
 
 from .controller import Controller
 from .fits import fit_length, fit_recompute, fit_tier
@@ -98,13 +99,14 @@ class Measuring:
         adapter = self._adapter
         start_s = self._start_s()
         prefill, recompute, placing_s = self._passes(start_s)
-        tiers = {TierKind.MEMORY.value: self._tier(MemoryTier(2**62, LRU()))}
-        if (directory := self._control.directory) is not None:
+        tiers = {TierKind.MEMORY.value: self._tier(MemoryTier(UNLIMITED_BYTES, LRU()))}
+        directory = self._control.directory
+        if directory is not None:
             make_private_folder(Path(directory))
-            with tempfile.TemporaryDirectory(prefix="profile-", dir=directory) as scratch:
-                tiers[TierKind.DISK.value] = self._tier(
-                    DiskTier(scratch, 2**62, LRU()), Path(scratch)
-                )
+        for tier in self._control.store.tiers:
+            with tempfile.TemporaryDirectory(prefix="profile-", dir=directory) as folder:
+                if (scratch := tier.scratch(Path(folder))) is not None:
+                    tiers[tier.kind.value] = self._tier(scratch, Path(folder))
         self._step(self._total - self._done)
         return Profile(
             subject=self._control.subject,
@@ -343,6 +345,6 @@ def _lease(tier: Tier, entry: Entry) -> Lease:
 
 def _drop_pages(folder: Path) -> None:
     """Drop the files in `folder` from the page cache."""
-    for path in folder.glob("entries/*/*"):
+    for path in filter(Path.is_file, folder.rglob("*")):
         with suppress(OSError), path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from ragkv import Engine, EngineConfig
+from ragkv.config import ControllerConfig, StoreConfig
+from ragkv.store import Store
+from tests import tiny_models
 from tests.control.test_controller import CHUNKS, QUESTION, engine
+from tests.store.toy_tier import ToyTier
 
 
 def test_a_measured_profile_is_saved_and_used_by_the_next_engine(tmp_path: Path) -> None:
@@ -25,6 +30,16 @@ def test_a_measured_profile_is_saved_and_used_by_the_next_engine(tmp_path: Path)
     assert measured.layers == 4 and measured.stored_bytes_per_token == measured.kv_bytes_per_token
     assert measured.prefill.at(400) >= measured.prefill.at(0) >= 0  # equal on a busy machine
     assert not list(tmp_path.glob("profile-*"))
+
+
+def test_a_tier_of_another_kind_is_measured_if_it_is_in_the_store(tmp_path: Path) -> None:
+    toy = Store([ToyTier(10**9)], write_buffer_bytes=0)
+    config = EngineConfig(StoreConfig(directory=str(tmp_path)), controller=ControllerConfig(False))
+    with Engine(tiny_models.model("llama"), config=config, store=toy) as made:
+        measured = made.profiler.measure(quick=True)
+    assert set(measured.tiers) == {"memory", ToyTier.kind.value}
+    assert measured.tiers[ToyTier.kind.value].points
+    assert not (tmp_path / "entries").exists()  # no tier of the disk was opened
 
 
 def test_an_engine_without_a_profile_measures_one_while_no_request_runs(

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -105,6 +106,18 @@ def small_tier(make_tier: MakeTier, entry_of: MakeEntry) -> Tier:
 
 # shared storage bounds itself
 bounded = pytest.mark.parametrize("make_tier", ["memory", "disk"], indirect=True)
+
+
+def test_a_profile_measures_an_empty_tier_of_every_kind_whose_reads_it_must_know(
+    entry_of: MakeEntry, tier: Tier, tmp_path: Path
+) -> None:
+    with ExitStack() as closed:
+        scratch = tier.scratch(tmp_path / "scratch")
+        assert (scratch is None) == (tier.is_remote or tier.kind is TierKind.MEMORY)
+        if scratch is not None:
+            closed.callback(scratch.close)
+            assert (type(scratch), scratch.stats().entries) == (type(tier), 0)
+            assert scratch.put(entry_of(1)) and tier.contains(entry_of(1).info.key)
 
 
 def test_a_lease_returns_the_bytes_and_the_info_that_were_put(

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 
@@ -15,6 +16,7 @@ from ragkv.store.entry import EncodedEntry
 from ragkv.store.opening import TierRequest
 from ragkv.store.record import RecordHead, bytes_of, parse_head, record_of
 from ragkv.store.tiers import StoredLease
+from ragkv.store.tiers.base import UNLIMITED_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +102,9 @@ class ToyTier(Tier):
     def stats(self) -> TierStats:
         used = sum(map(len, self._records.values()))
         return TierStats(self.kind, len(self._records), used, self._capacity_bytes, **self._counts)
+
+    def scratch(self, folder: Path) -> "ToyTier":
+        return ToyTier(UNLIMITED_BYTES)
 
     def close(self) -> None:
         """Nothing is open."""

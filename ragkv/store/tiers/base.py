@@ -6,11 +6,14 @@ All methods are thread-safe. A tier drops an entry that turns out to be damaged.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
 from ..policies import Policy, TurnSize
 from .lease import Lease
 from .stats import TierKind, TierStats
+
+UNLIMITED_BYTES = 2**62  # a capacity that nothing fills
 
 
 class Tier(ABC):
@@ -58,6 +61,13 @@ class Tier(ABC):
     @abstractmethod
     def close(self) -> None:
         """Flush and release. Twice is harmless."""
+
+    def scratch(self, folder: Path) -> "Tier | None":
+        """An empty tier of this kind without a limit, with its files in `folder`: a profile measures
+        it. `None`: a profile does not need that, because the reads of a remote tier are timed
+        while they are used, and memory is the same everywhere.
+        """
+        return None
 
     def infos(self) -> Iterator[EntryInfo]:
         """The readable entries of `scan`."""

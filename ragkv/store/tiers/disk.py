@@ -17,8 +17,9 @@ from ragkv.errors import EntryDamagedError, StoreError
 from ragkv.runtime import make_private_folder, replace_file, sync
 
 from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey
-from ..policies import Item, Policy, TurnSize
+from ..policies import LRU, Item, Policy, TurnSize
 from ..record import OtherVersionError, read_info, record_of
+from .base import UNLIMITED_BYTES
 from .disk_reads import DiskReads, set_used, unlink
 from .entry_files import file_of, listed, open_for_writing
 from .ledger import Slot
@@ -134,6 +135,9 @@ class DiskTier(DiskReads):
             except OSError as error:
                 log.warning("Entry %s cannot be read: %s", key, error)
             yield key, info
+
+    def scratch(self, folder: Path) -> "DiskTier":
+        return DiskTier(folder, UNLIMITED_BYTES, LRU())
 
     def close(self) -> None:
         with self._write_lock, self._lock:  # after a running put

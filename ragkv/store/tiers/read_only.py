@@ -17,9 +17,10 @@ from typing import Never
 from ragkv.errors import EntryDamagedError, StoreError, StoreReadOnlyError
 
 from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
-from ..policies import Item
+from ..policies import LRU, Item
 from ..record import OtherVersionError, read_info
-from .base import Tier
+from .base import UNLIMITED_BYTES, Tier
+from .disk import DiskTier
 from .disk_reads import open_lease
 from .entry_files import ENTRIES, SUFFIX, file_of, listed
 from .lease import Lease
@@ -94,6 +95,9 @@ class ReadOnlyDiskTier(Tier):
         used = sum(file.item.size for file in found)
         with self._lock:
             return TierStats(self.kind, len(found), used, used, **asdict(self._counts))
+
+    def scratch(self, folder: Path) -> DiskTier:
+        return DiskTier(folder, UNLIMITED_BYTES, LRU())
 
     def close(self) -> None:
         """Do nothing: only leases hold resources."""
