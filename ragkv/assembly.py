@@ -195,9 +195,7 @@ def _block_writer(model: SharedModel, config: EngineConfig, store: Store) -> Blo
 
 
 def _has_conversations(config: EngineConfig, blocks: Store) -> bool:
-    """Whether conversations may be kept: then those that are too old are deleted now, and blocks
-    that are in none.
-    """
+    """Whether earlier processes may have left conversations, or other replicas have some."""
     directory = config.session.directory or config.store.directory
     return (
         config.session.shared

@@ -73,9 +73,7 @@ class Conversations:
 
     @property
     def storage(self) -> SessionStorage:
-        """Where the states are kept: opened with the first use, which also deletes what is too old
-        or in no conversation.
-        """
+        """Where the states are kept; opened with the first use."""
         if self._storage is None:
             with self._opening:
                 if self._storage is None:
@@ -84,8 +82,13 @@ class Conversations:
         return self._storage
 
     def begin(self) -> None:
-        """Open the storage now."""
-        _ = self.storage
+        """Open the storage now, and delete what earlier processes left that is too old or in no
+        conversation. Replicas that share conversations do that again and again.
+        """
+        if not self.storage.shared:
+            self.sweep()
+            self.block_writer.flush()
+            self.block_writer.then(self.drop_orphans)
 
     def _open(self) -> None:
         """On the store's Redis server if conversations are shared, else in its folder, if the store
@@ -97,9 +100,6 @@ class Conversations:
         base = self.block_writer.base
         if not self.config.session.shared:
             self._storage = FolderStorage(folder, base)
-            self.sweep()
-            self.block_writer.flush()
-            self.block_writer.then(self.drop_orphans)
             return
         assert store.redis is not None  # `EngineConfig` refuses shared sessions without a server
         # By name: that room is above this one, and nobody with one machine imports it.
@@ -124,12 +124,11 @@ class Conversations:
             ) from error
         if ttl_s is not None and not ttl_s > 0:
             raise InputError(f"ttl_s is {ttl_s}; it must be more than 0.")
-        storage = self.storage  # before the lock, which what it deletes needs, too
         with self._lock:
             session = self._live.get(session_id)
             if session is None:
                 session = self._live[session_id] = Session(self, session_id, self._empty())
-                if not storage.shared:  # otherwise `refresh` reads its state
+                if not self.storage.shared:  # otherwise `refresh` reads its state
                     self._load(session)
             self._set_ttl(session, ttl_s)  # before the refresh, which may find the session expired
         self.bring_up_to_date(session)

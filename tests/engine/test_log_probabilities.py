@@ -60,7 +60,8 @@ def test_an_answer_does_not_begin_with_white_space_unless_it_continues_a_text(
     raw: bool, wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with text_engine() as engine:
-        engine.prefill("Why?")  # the first pass of an engine computes logits that are no answer's
+        # the first steps of an engine compute logits that are no answer's
+        engine.answer("Why?", max_new_tokens=2)
         write(engine, " \n It  is.", monkeypatch)
         *events, answer = engine.stream("Why?", [], max_new_tokens=24, raw=raw)
     assert isinstance(answer, Answer)
