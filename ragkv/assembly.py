@@ -31,6 +31,7 @@ from .prompt import (
 from .prompt.history import BlockWriter
 from .prompt.shared_model import neutral_ids
 from .prompt.template import template_runs
+from .runtime import is_missing
 from .scheduling import Scheduler
 from .scheduling.encoding import BackgroundEncoder, Encoder
 from .store import Background, Entry, Identity, Store, TierKind
@@ -130,16 +131,7 @@ def assembled(
         else:
             with scheduler.computing():
                 prefix = model.prefix(prefix_ids, identity, between)
-            lookup = Lookup(
-                model.adapter,
-                identity,
-                prefix,
-                store,
-                block_writer,
-                background,
-                prefix_blocks,
-                unused,
-            )
+            lookup = Lookup(background, block_writer, prefix_blocks, prefix, unused)
             offloading = _offloading(model, config)
             prefiller = Prefiller(lookup, fusor, scheduler, controller, offloading)
             backend = OwnModel(model, prefiller, config.drafts)
@@ -207,7 +199,7 @@ def _has_conversations(config: EngineConfig, blocks: Store) -> bool:
 def _gate_result(config: EngineConfig, identity: Identity) -> GateResult | None:
     """What the quality gate found for such an engine, if it was applied."""
     directory = config.store.directory
-    if directory is None or not Path(directory, GATE_FILE).is_file():
+    if directory is None or is_missing(Path(directory, GATE_FILE)):
         return None
     return load_gate_result(directory, identity, config.fusion)
 

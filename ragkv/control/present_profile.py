@@ -10,7 +10,6 @@ import platform
 import statistics
 import time
 from collections import defaultdict, deque
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,7 +19,7 @@ import torch
 from ragkv.config import EngineConfig
 from ragkv.errors import ProfileError
 from ragkv.model import Adapter
-from ragkv.runtime import cache_folder, cpu_model
+from ragkv.runtime import cache_folder, cpu_model, is_missing
 from ragkv.store import Identity, Store
 
 from .decision import Steady
@@ -87,9 +86,8 @@ class PresentProfile:
         Read once, when the engine opens: no other process measures this store while it is open.
         """
         self._refusal = NO_PROFILE.format(self.profile_directory)
-        with suppress(OSError):  # `load` says what is wrong
-            if not self.profile_file.exists():
-                return
+        if is_missing(self.profile_file):
+            return
         try:
             self.apply_profile(load(self.profile_directory, self.subject))
         except ProfileError as error:

@@ -17,6 +17,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import torch
 
@@ -35,6 +37,7 @@ REUSABLE_BYTES = 64 * 1024**2
 _Slices = dict[int, torch.Tensor]  # by index of the lease: the slice (2, G, T, D) of one layer
 
 
+@dataclass(eq=False)
 class Readers(Closing):
     """An engine's reader threads and their reusable buffers. Thread-safe.
 
@@ -43,10 +46,16 @@ class Readers(Closing):
     the disk would wait meanwhile.
     """
 
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
-        self.pool = ThreadPoolExecutor(threads, "ragkv-reader", initializer=openmp.use_one_thread)
-        self._reusable: deque[torch.Tensor] = deque(maxlen=REUSABLE_BUFFERS)
+    threads: int
+    _reusable: deque[torch.Tensor] = field(
+        default_factory=partial(deque, maxlen=REUSABLE_BUFFERS), init=False
+    )
+
+    # Not locked: if two requests make it at once, one pool ends when what it was given is read.
+    @cached_property
+    def pool(self) -> ThreadPoolExecutor:
+        """The threads; they start with the first slice that is read."""
+        return ThreadPoolExecutor(self.threads, "ragkv-reader", initializer=openmp.use_one_thread)
 
     def take(self, size: int, device: torch.device) -> torch.Tensor:
         """A host buffer of at least `size` bytes, uninitialized; page-locked for a CUDA
@@ -227,15 +236,15 @@ def layers_ahead(load_s: float, compute_s: float, layers: int) -> int:
     return min(layers, max(1, math.ceil(share * layers)))
 
 
+@dataclass(eq=False)
 class Speeds:
     """Running means of how fast an engine reads and computes; `None` before the first
     measurement.
     """
 
-    def __init__(self) -> None:
-        self._byte_s: float | None = None
-        # seconds of a row in a layer, placing reused KV included
-        self.row_layer_s: float | None = None
+    _byte_s: float | None = field(default=None, init=False)
+    # seconds of a row in a layer, placing reused KV included
+    row_layer_s: float | None = field(default=None, init=False)
 
     def add_read(self, size_bytes: int, seconds: float) -> None:
         """Add a measurement of reading."""

@@ -107,6 +107,14 @@ def examples() -> Path | None:
     return next((folder for folder in folders if (folder / "questions.jsonl").is_file()), None)
 
 
+def is_missing(path: Path) -> bool:
+    """Whether there surely is no such file. Where that cannot be seen, whoever reads it says why."""
+    try:
+        return not path.exists()
+    except OSError:
+        return False
+
+
 def sync(path: Path) -> None:
     """Make the contents of a file durable, or the names in a folder. Raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

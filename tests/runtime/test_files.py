@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ragkv.runtime import replace_file
+from ragkv.runtime import is_missing, replace_file
 from tests.faults import raising
 
 
@@ -27,3 +27,11 @@ def test_a_failed_replacement_leaves_the_old_file_and_no_draft(
         replace_file(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_may_not_be_looked_for_is_not_taken_for_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert is_missing(tmp_path / "none") and not is_missing(tmp_path)
+    monkeypatch.setattr(Path, "exists", raising(PermissionError("no")))
+    assert not is_missing(tmp_path / "none")
