@@ -56,8 +56,8 @@ def wanted(prompt: Prompt, method: Method, frequencies: str) -> list[Span]:
             computed = SpanState.COMPUTED
             runs.append(Span(SpanKind.CHUNK, start, stop, computed, chunk=chunk, why=why))
         else:
-            # directly behind the prefix with which entries are encoded
-            leads = chunk == 0 and not prompt.past_ids and prompt.own_prefix
+            # at the prompt's beginning, or directly behind the prefix with which entries are encoded
+            leads = chunk == 0 and not prompt.past_ids and (prompt.own_prefix or not start)
             state = SpanState.EXACT if leads else SpanState.FUSED
             offset = prompt.excerpts[chunk].offset if chunk in prompt.excerpts else 0
             runs.append(Span(SpanKind.CHUNK, start, stop, state, None, chunk, offset))
@@ -156,7 +156,7 @@ def plan_of(
             why = Why.DAMAGED if span.chunk in damaged else Why.MISSED
             spans.append(replace(span, state=SpanState.COMPUTED, offset=0, why=why))
         else:
-            spans += _stored_chunk(span, span.lease, frequencies)
+            spans += _stored_chunk(span, span.lease, frequencies, prompt.own_prefix)
     if earlier:
         spans = _reusing_earlier_prompts(spans, earlier, prompt.body_start)
     notes = (*_lost_notes(prompt, lost), *_away_notes(method, away, missed))
@@ -173,16 +173,17 @@ def _history(span: Span, block: Block | None, method: Method) -> Span:
     return replace(span, state=state)
 
 
-def _stored_chunk(span: Span, lease: Lease, frequencies: str) -> Iterator[Span]:
-    """The spans of a chunk whose entry was found."""
+def _stored_chunk(span: Span, lease: Lease, frequencies: str, own_prefix: bool) -> Iterator[Span]:
+    """The spans of a chunk whose entry was found. Its wanted state is exact if it leads."""
     info = lease.info
     fused = replace(span, state=SpanState.FUSED)
     computed = replace(span, state=SpanState.COMPUTED, lease=None, offset=0, why=Why.LEADING)
     if span.state is SpanState.FUSED:
         yield span
-    elif not info.is_expected:  # encoded directly after the prefix, as in this prompt
+    elif not info.is_expected:  # encoded directly after the application's prefix
         # an excerpt that begins later saw tokens of its chunk that are not in the prompt
-        is_exact = info.lossless and info.frequencies == frequencies and not span.offset
+        is_same = own_prefix and not span.offset and info.frequencies == frequencies
+        is_exact = info.lossless and is_same
         yield span if is_exact else fused
     elif len(span) <= LEADING_TOKENS:
         yield computed

@@ -133,6 +133,19 @@ def test_a_leading_chunk_is_fused_and_its_first_tokens_are_computed_in_place() -
     assert (spans[0].lease, spans[1].lease) == (None, lease)
 
 
+def test_the_first_tokens_of_a_prompt_without_a_prefix_are_computed_in_place() -> None:
+    """They are its attention sinks. KV that was encoded behind the prefix is not exact there."""
+    long = tuple(range(100, 100 + LEADING_TOKENS + 5))
+    prompt = prompt_of(long, A, prefix=(), own_prefix=False)
+    expected = planned(prompt, FUSED, stored(long, behind="text"), stored())
+    assert [(s.start, s.state) for s in expected.spans if s.chunk == 0] == [
+        (0, SpanState.COMPUTED),
+        (LEADING_TOKENS, SpanState.FUSED),
+    ]
+    alone = planned(prompt, FUSED, stored(long), stored())
+    assert states(alone, SpanKind.CHUNK) == [SpanState.FUSED] * 2
+
+
 @pytest.mark.parametrize(
     "prompt",
     [
