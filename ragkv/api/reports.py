@@ -91,7 +91,8 @@ def prefill_fields(made: ServedPrompt | Answer, numbers: Sequence[int | None]) -
         )
         for span in made.spans
     ]
-    return {"reuse": ReuseBody.model_validate(made.reuse), "timing": made.timing, "prompt": spans}
+    reuse = ReuseBody(**dataclasses.asdict(made.reuse), tokens=made.reuse.tokens)
+    return {"reuse": reuse, "timing": made.timing, "prompt": spans}
 
 
 def answer_fields(

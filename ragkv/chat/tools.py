@@ -98,6 +98,8 @@ def find_calls(answer: str, names: Sequence[str], finish_reason: str = "stop") -
     it is left out.
     """
     is_cut = finish_reason == "length"
+    if not names:
+        return FoundCalls(answer)
     if _OPEN in answer:
         return _tagged(answer, names, is_cut)
     bare = answer.strip()
@@ -148,21 +150,15 @@ def _tagged(answer: str, names: Sequence[str], is_cut: bool) -> FoundCalls:
 
 
 def required_form(
-    tools: Sequence[Tool], choice: str | None, syntax: CallSyntax, parallel: bool
-) -> ResponseFormat | None:
-    """The form of an answer that must call a tool: any if `choice` is required, else the one that
-    it names.
-
-    `None` if the answer may be text. Raises `SchemaError`.
+    tools: Sequence[Tool], name: str | None, syntax: CallSyntax, parallel: bool
+) -> ResponseFormat:
+    """The form of an answer that must call a tool: the one of that name, any if it is `None`.
+    Raises `SchemaError`.
     """
-    if not tools or choice in (None, "auto", "none"):
-        return None
-    functions = [
-        tool["function"] for tool in tools if choice in ("required", tool["function"]["name"])
-    ]
+    functions = [tool["function"] for tool in tools if name in (None, tool["function"]["name"])]
     schemas = {function["name"]: _closed(function["parameters"]) for function in functions}
     return ResponseFormat.tool_calls(
-        schemas, syntax, MOST_CALLS if parallel and choice == "required" else 1
+        schemas, syntax, MOST_CALLS if parallel and name is None else 1
     )
 
 
@@ -178,8 +174,9 @@ def _closed(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
 class CallFilter:
     """Passes streamed text through until it may be a call."""
 
-    def __init__(self, holds_all: bool) -> None:
-        """`holds_all`: the answer is nothing but calls."""
+    def __init__(self, names: Sequence[str], holds_all: bool = False) -> None:
+        """`names` are those of the tools; `holds_all`: the answer is nothing but calls."""
+        self._names = names
         self._holds_all = holds_all
         self.sent = ""
         self._text = ""
@@ -187,9 +184,9 @@ class CallFilter:
     def add(self, piece: str) -> str:
         """Add a piece; returns the text that is certainly no call."""
         self._text += piece
-        certain = (
-            len(self.sent) if self._holds_all else max(len(self.sent), may_hold_calls(self._text))
-        )
+        certain = len(self._text)
+        if self._names:
+            certain = 0 if self._holds_all else may_hold_calls(self._text)
         new = self._text[len(self.sent) : certain]
         self.sent += new
         return new

@@ -17,7 +17,7 @@ from typing import Any
 from ragkv.engine import Engine
 from ragkv.errors import InputError
 from ragkv.model import PromptKV
-from ragkv.vllm.front import connector_answer, fused_report, left_report
+from ragkv.vllm.front import cached_report, connector_answer, fused_report, left_report
 from ragkv.vllm.front.salts import SECRET_VARIABLE, is_proved, salted, shared_secret
 
 from .fusing import FusingQueue, PromptJob
@@ -118,10 +118,7 @@ class PromptScheduler:
             self._keep(seen, fused_report(job.prefill, job.promised))
         elif seen.cached and (seen.report is None or not seen.report["promised_tokens"]):
             state = "fused" if seen.fuses else "exact"
-            self._keep(
-                seen,
-                {**(seen.report or left_report()), "cached": seen.cached, "cached_state": state},
-            )
+            self._keep(seen, cached_report(seen.report or left_report(), seen.cached, state))
 
     def take_loads(self, *, idle: bool) -> tuple[PagedLoad, ...]:
         """What is to be written in this step. If vLLM has nothing to compute (`idle`), wait a

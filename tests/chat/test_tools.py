@@ -113,7 +113,7 @@ def test_a_call_that_is_cut_is_left_out_and_complete_ones_before_it_stay(
     for end in range(len(written) + 1):
         found = find_calls(written[:end], ["search"], "length")
         assert text.startswith(found.text.rstrip("<[ ")) and len(found.calls) <= most
-        filtered = CallFilter(False)
+        filtered = CallFilter(["search"])
         filtered.add(written[:end])
         assert (filtered.sent + found.behind(filtered.sent)).rstrip() == found.text.rstrip()
     assert len(find_calls(written, ["search"], "length").calls) == most
@@ -143,10 +143,10 @@ def test_streamed_text_passes_until_it_may_be_a_call(size: int) -> None:
         ('{"name"', ""),
         ("[TO", ""),
     ):
-        filtered = CallFilter(False)
+        filtered = CallFilter(["search"])
         pieces = [filtered.add(text[at : at + size]) for at in range(0, len(text), size)]
         assert "".join(pieces) == certain == filtered.sent
-    assert CallFilter(True).add("anything") == ""
+    assert CallFilter(["search"], True).add("anything") == ""
 
 
 def test_tools_stand_where_the_chat_template_puts_them() -> None:
@@ -163,11 +163,6 @@ def test_tools_stand_where_the_chat_template_puts_them() -> None:
 
 
 def test_a_required_call_is_constrained_and_a_wrong_schema_is_named() -> None:
-    assert (
-        required_form([TOOL], "auto", "tagged", True)
-        is None
-        is required_form([], "required", "tagged", True)
-    )
     form = required_form([TOOL], "search", "tagged", True)
     with text_engine(CHATML) as engine:
         answer = engine.answer("Call it.", response_format=form, max_new_tokens=120)
@@ -178,7 +173,7 @@ def test_a_required_call_is_constrained_and_a_wrong_schema_is_named() -> None:
             "function": {"name": "f", "parameters": {"properties": {"a": {"not": {}}}}},
         }
         with pytest.raises(SchemaError, match=r'"not".*tool f') as refused:
-            engine.answer("x", response_format=required_form([bad], "required", "tagged", True))
+            engine.answer("x", response_format=required_form([bad], None, "tagged", True))
         assert refused.value.param == "tools"
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
 from ragkv.store import Store
+from ragkv.vllm.front import left_report
 from ragkv.vllm.front.salts import SECRET_VARIABLE, proof
 from ragkv.vllm.scheduler import PromptScheduler
 from ragkv.vllm.settings import ConnectorSettings
@@ -238,11 +239,11 @@ def test_a_named_report_is_given_once_with_the_spans_and_the_identity(
 
 def test_a_named_report_says_why_vllm_computed_the_prompt(prompts: PromptScheduler) -> None:
     assert settled(prompts, prompt("exact", reuse="none", name="exact")) == 0
-    nothing = dict(promised_tokens=0, missed_chunks=0, missed_tokens=0, notes=[])
-    assert asked_for(prompts, "exact")["report"] == nothing
+    nothing = asked_for(prompts, "exact")["report"]
+    assert nothing == left_report() and nothing["promised_tokens"] == 0 == len(nothing["notes"])
     assert settled(prompts, prompt("missed", (C,), chunks=[[1, 1 + len(C)]], name="missed")) == 0
     report = asked_for(prompts, "missed")["report"]
-    assert (report["missed_chunks"], report["missed_tokens"]) == (1, len(C))
+    assert (report["reuse"]["missed_chunks"], report["reuse"]["missed_tokens"]) == (1, len(C))
     assert "only 0 of 16 tokens" in report["notes"][0]
 
 
@@ -310,7 +311,7 @@ def test_what_vllms_prefix_cache_has_is_not_promised_again(caching: PromptSchedu
     assert (load.start, load.stop) == (32, 38)
     assert caching.promised(salted_request(caching, "exact", "s", reuse="none", name="n"), 32) == 0
     caching.allocated(request("exact"), [4], 0)
-    assert asked_for(caching, "n")["report"]["cached"] == 32
+    assert asked_for(caching, "n")["report"]["promised_tokens"] == 32
 
 
 def test_a_salt_is_shared_by_requests_of_one_tenant_and_one_setting(

@@ -2,9 +2,10 @@
 `documents.py`.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, Field, StringConstraints
 
 from ragkv.config import ReuseMode
 from ragkv.entries import WarmReport
@@ -12,7 +13,7 @@ from ragkv.fusion import SELECTORS
 from ragkv.prompt import AnswerOptions
 from ragkv.prompt.constraints import ResponseFormat, parse
 from ragkv.retrieval import RETRIEVERS
-from ragkv.types import Timing
+from ragkv.types import PromptSpan, Reuse, Timing
 
 from ..errors import ApiError
 from .parts import RequestPart, Strict, optional
@@ -163,50 +164,44 @@ class CitationBody(BaseModel):
     )
 
 
-class ReuseBody(BaseModel):
+@dataclass(frozen=True)
+class ReuseBody(Reuse):
     """How the prompt's tokens were obtained. The first four counts are disjoint and sum to
     `tokens`.
+
+    - `exact`: reused, and equal to what a full prefill computes.
+    - `fused`: reused as stored, without attention to the tokens before them.
+    - `recomputed`: stored, but selected and computed again.
+    - `computed`: question, template, cache misses.
+    - `tokens`: tokens of the prompt.
+    - `bytes_by_tier`: KV bytes read, by tier.
+    - `missed_chunks`, `missed_tokens`: chunks without a usable entry, which were computed, and their
+      tokens.
+    - `ratio`, `selector`: the recompute ratio and the selector in force.
+    - `compute`: computed row-layers divided by those of a full prefill.
+    - `notes`: remarks on this report, such as damaged entries and fallbacks.
+    - `decision`: why the load controller chose this ratio, if it was asked.
     """
 
-    # `model_validate` reads it from the engine's `Reuse`
-    model_config = ConfigDict(from_attributes=True)
-
-    exact: int = Field(description="Reused, and equal to what a full prefill computes.")
-    fused: int = Field(description="Reused as stored, without attention to the tokens before them.")
-    recomputed: int = Field(description="Stored, but selected and computed again.")
-    computed: int = Field(description="Question, template, cache misses.")
-    tokens: int = Field(description="Tokens of the prompt.")
-    bytes_by_tier: dict[str, int] = Field(description="KV bytes read, by tier.")
-    missed_chunks: int = Field(description="Chunks without a usable entry; they were computed.")
-    missed_tokens: int = Field(description="Tokens of these chunks.")
-    ratio: float = Field(description="Recompute ratio in force.")
-    selector: str = Field(description="Selector in force.")
-    compute: float = Field(description="Computed row-layers divided by those of a full prefill.")
-    notes: list[str] = Field(
-        description="Remarks on this report, such as damaged entries and fallbacks."
-    )
-    decision: list[str] = Field(
-        description="Why the load controller chose this ratio, if it was asked."
-    )
+    tokens: int = 0
 
 
-class SpanBody(BaseModel):
-    """A run of the prompt's tokens with the same state. All spans together sum to `ReuseBody`."""
+@dataclass(frozen=True)
+class SpanBody(PromptSpan):
+    """A run of the prompt's tokens with the same state. All spans together sum to `ReuseBody`.
 
-    kind: Literal["prefix", "history", "chunk", "question", "template"] = Field(
-        description="What it is of the prompt."
-    )
-    start: int = Field(description="Position of its first token in the prompt.")
-    tokens: int = Field(description="How many tokens it has.")
-    state: Literal["exact", "fused", "computed"] = Field(
-        description="How its KV was obtained, as in `ReuseBody`."
-    )
-    recomputed: int = Field(description="How many tokens of a fused span were computed again.")
-    recomputed_at: list[int] = Field(
-        description="The positions of these tokens, counted from the span's start."
-    )
-    number: int | None = Field(description="The number of its source, for chunks.")
-    why: str | None = Field(description="Why a chunk is computed instead of reused.")
+    - `kind`: what it is of the prompt: prefix, history, chunk, question or template.
+    - `start`: position of its first token in the prompt.
+    - `tokens`: how many tokens it has.
+    - `state`: how its KV was obtained, as in `ReuseBody`: exact, fused or computed.
+    - `recomputed`: how many tokens of a fused span were computed again.
+    - `recomputed_at`: the positions of these tokens, counted from the span's start.
+    - `chunk`, `number`: of a chunk its place among the request's chunks, and its source's number.
+    - `why`: why a chunk is computed instead of reused.
+    """
+
+    recomputed: int = 0
+    number: int | None = None
 
 
 class PrefillReport(BaseModel):

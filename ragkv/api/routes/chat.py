@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Self
 
 from fastapi import APIRouter
@@ -133,8 +133,7 @@ class ChatCompletion:
     rag: RetrievalBody | None
     max_tokens: int
     notes: list[str]  # on what the request asks for and does not get
-    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
-    created: int = field(default_factory=lambda: int(time.time()))
+    head: ChatHead  # what names the answer
 
     @classmethod
     def of(cls, caller: Caller, body: ChatRequest) -> Self:
@@ -149,12 +148,9 @@ class ChatCompletion:
         _check(body, rag.k if rag else 0, limits)
         max_tokens, cut = max_tokens_of(body.max_completion_tokens or body.max_tokens, limits)
         parts = [part for message in body.messages for part in message.parts]
-        return cls(caller, body, rag, max_tokens, notes_of([body, *parts]) + cut)
-
-    @property
-    def head(self) -> ChatHead:
-        """What names the answer."""
-        return ChatHead(id=self.id, created=self.created, model=self.body.model)
+        id = f"chatcmpl-{uuid.uuid4().hex}"
+        head = ChatHead(id=id, created=int(time.time()), model=body.model)
+        return cls(caller, body, rag, max_tokens, notes_of([body, *parts]) + cut, head)
 
     @property
     def _tools(self) -> Sequence[ToolDefinition]:
@@ -230,7 +226,6 @@ class ChatCompletion:
         form = self._form(tenant)
         names = [tool.function.name for tool in self._tools]
         tokens = TokenText(tenant.engine.tokenizer) if self.body.logprobs else None
-        answer: Answer | None = None
         options: AnswerOptions = {
             **self.body.engine_options,
             "response_format": form,
@@ -238,20 +233,18 @@ class ChatCompletion:
             "separator": "",  # the messages have their own text between passages
         }
         session = prompt.conversation.session if prompt.conversation else None
-        content = ""  # what was sent of the answer
-        filtered = CallFilter(form is not None and not form.schema) if names else None
+        answer: Answer | None = None
+        filtered = CallFilter(names, form is not None and not form.schema)
+        made = stream_answer(
+            context, tenant.engine, prompt.question, prompt.chunks, session, **options
+        )
         try:
-            made = stream_answer(
-                context, tenant.engine, prompt.question, prompt.chunks, session, **options
-            )
             with closing(made) as events:
                 for event in events:
                     if isinstance(event, TokenEvent):
-                        logprobs = (
-                            tokens.entries([event.logprob]) if tokens and event.logprob else []
-                        )
-                        text = event.text if filtered is None else filtered.add(event.text)
-                        content += text
+                        given = [event.logprob] if event.logprob else []
+                        logprobs = tokens.entries(given) if tokens else []
+                        text = filtered.add(event.text)
                         if text or logprobs:
                             yield Piece(text, logprobs)
                     elif isinstance(event, Answer):
@@ -261,21 +254,19 @@ class ChatCompletion:
                 tenant.chat.drop_turn(prompt)
         assert answer is not None
         # 3. Save the turn, so that messages which continue it find its KV.
-        calls = (
-            find_calls(answer.text, names, answer.finish_reason)
-            if names
-            else FoundCalls(answer.text)
-        )
-        answer = tenant.chat.save_turn(prompt, answer, calls.text, calls.calls)
+        found = find_calls(answer.text, names, answer.finish_reason)
+        answer = tenant.chat.save_turn(prompt, answer, found.text, found.calls)
         # 4. Take calls out of the text. Append the markers of sources that the answer cites and
         #    does not name, but not to JSON, where [1] is a list.
-        left = "" if filtered is None else calls.behind(filtered.sent)
-        if not calls.calls and form is None:
-            left += missing_markers(content + left, citations_of(content + left, sources))
-        content += left
+        left = found.behind(filtered.sent)
+        content = filtered.sent + left
+        if not found.calls and form is None:
+            markers = missing_markers(content, citations_of(content, sources))
+            left += markers
+            content += markers
         if left:
             yield Piece(left)
-        return self._response(tenant, prompt, answer, content, sources, calls)
+        return self._response(tokens, prompt, answer, content, sources, found)
 
     def _form(self, tenant: Tenant) -> ResponseFormat | None:
         """The form of the answer: of its text, of calls if it must call a tool, or of either.
@@ -287,14 +278,10 @@ class ChatCompletion:
         may_be_text = choice in (None, "auto")
         if not tools or (may_be_text and text is None):
             return text
-        name = choice.function.name if isinstance(choice, NamedTool) else "required"
+        name = choice.function.name if isinstance(choice, NamedTool) else None
         syntax = tenant.chat.template_for(tools).call_syntax
         calls = required_form(tools, name, syntax, bool(self.body.parallel_tool_calls))
-        return (
-            text.or_calls(calls)
-            if may_be_text and text is not None and calls is not None
-            else calls
-        )
+        return text.or_calls(calls) if may_be_text and text is not None else calls
 
     def _without_documents(self, tenant: Tenant, prompt: ChatPrompt) -> list[str]:
         """A note if the answer is the model's alone, although there are documents to answer from."""
@@ -313,7 +300,7 @@ class ChatCompletion:
 
     def _response(
         self,
-        tenant: Tenant,
+        tokens: TokenText | None,
         prompt: ChatPrompt,
         answer: Answer,
         content: str,
@@ -334,9 +321,7 @@ class ChatCompletion:
                     content, report, collection, len(self.body.documents or [])
                 ),
             ),
-            logprobs=Logprobs(content=TokenText(tenant.engine.tokenizer).entries(answer.logprobs))  # type: ignore[arg-type]
-            if self.body.logprobs
-            else None,
+            logprobs=Logprobs(content=tokens.entries(answer.logprobs)) if tokens else None,  # type: ignore[arg-type]
             finish_reason="tool_calls"
             if found.calls and answer.finish_reason == "stop"
             else answer.finish_reason,  # type: ignore[arg-type]

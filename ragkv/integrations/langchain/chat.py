@@ -32,7 +32,15 @@ from ragkv.runtime.thread_stream import iterate_in_thread
 from ragkv.types import Answer, TokenEvent
 
 from .engines import SharedEngine, shared_engine, shared_engine_of
-from .messages import bound_tools, calls_of, chat_chunk, chat_input, chat_result, to_document
+from .messages import (
+    bound_tools,
+    calls_of,
+    chat_chunk,
+    chat_input,
+    chat_result,
+    to_document,
+    tool_names,
+)
 from .structured_output import Method, structured
 
 SAMPLING = (
@@ -297,11 +305,13 @@ class ChatRagKV(BaseChatModel):
         prompt = shared.build_prompt(request, self.conversations and session is None, session)
         options = answer_options(settings)
         options["separator"] = ""  # the messages have their own text between passages
-        syntax = shared.template_for(request.tools).call_syntax
-        if (
-            form := required_form(tools, choice, syntax, bool(settings["parallel_tool_calls"]))
-        ) is not None:
-            options["response_format"] = form
+        must_call = bool(tools) and choice not in (None, "auto", "none")
+        if must_call:
+            name = None if choice == "required" else choice
+            syntax = shared.template_for(request.tools).call_syntax
+            options["response_format"] = required_form(
+                tools, name, syntax, bool(settings["parallel_tool_calls"])
+            )
         options["stop"] = tuple(self.stop or () if stop is None else stop)
         options["deadline_s"], options["cancel"] = self.timeout, cancel
         session = prompt.conversation.session if prompt.conversation else None
@@ -312,22 +322,18 @@ class ChatRagKV(BaseChatModel):
             shared.name,
             shared.tokens,
         )
-        filtered = CallFilter(form is not None) if shown[0].tools else None
+        filtered = CallFilter(tool_names(shown[0].tools), must_call)
         try:
             for event in shared.engine.stream(prompt.question, prompt.chunks, session, **options):
                 if isinstance(event, Answer):
                     answer = event  # yielded below, when the turn is saved
-                elif filtered is None:
-                    yield event, *shown
                 else:
                     yield replace(event, text=filtered.add(event.text)), *shown
         finally:
             if answer is None:
                 shared.drop_turn(prompt)
         assert answer is not None
-        if filtered is not None and (
-            rest := calls_of(answer, shown[0].tools).behind(filtered.sent)
-        ):
+        if rest := calls_of(answer, shown[0].tools).behind(filtered.sent):
             yield TokenEvent(rest, answer.token_ids[-1]), *shown
         yield shared.save_turn(prompt, answer), *shown
         shared.engine.settle(cancel, shared.engine.intake.left_s(options, began))

@@ -200,11 +200,7 @@ def tool_names(tools: Sequence[Tool]) -> list[str]:
 
 def calls_of(answer: Answer, tools: Sequence[Tool]) -> FoundCalls:
     """The calls of these tools in an answer."""
-    return (
-        find_calls(answer.text, tool_names(tools), answer.finish_reason)
-        if tools
-        else FoundCalls(answer.text)
-    )
+    return find_calls(answer.text, tool_names(tools), answer.finish_reason)
 
 
 def chat_calls(calls: Sequence[Any]) -> tuple[ToolCall, ...]:

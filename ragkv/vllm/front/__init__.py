@@ -6,12 +6,19 @@ events. `prompt_report.py` has the form in which the connector reports how a pro
 """
 
 from .backend import VllmBackend
-from .prompt_report import connector_answer, differences, fused_report, left_report
+from .prompt_report import (
+    cached_report,
+    connector_answer,
+    differences,
+    fused_report,
+    left_report,
+)
 from .vllm_server import VllmServer
 
 __all__ = [
     "VllmBackend",
     "VllmServer",
+    "cached_report",
     "connector_answer",
     "differences",
     "fused_report",

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ragkv.prompt import Prefill, Prompt, ServedPrompt
+from ragkv.prompt import Prompt, ServedPrompt
 from ragkv.store import Identity
 from ragkv.types import PromptSpan, Reuse, Timing
 
@@ -19,7 +19,7 @@ Run = tuple[str, int, int, int | None]  # kind, start, stop, and index of the ch
 LEFT = "vLLM computed this prompt"
 
 
-def fused_report(prefill: Prefill, promised: int) -> dict[str, Any]:
+def fused_report(prefill: ServedPrompt, promised: int) -> dict[str, Any]:
     """The report of a prompt whose first `promised` tokens ragkv made; vLLM computed the others."""
     return {
         "promised_tokens": promised,
@@ -27,23 +27,26 @@ def fused_report(prefill: Prefill, promised: int) -> dict[str, Any]:
         "timing": dataclasses.asdict(prefill.timing),
         "spans": [dataclasses.asdict(span) for span in prefill.spans],
         "notes": [],
+        "why": LEFT,
     }
 
 
 def left_report(why: str = "", missed: Sequence[int] = ()) -> dict[str, Any]:
     """The report of a prompt that vLLM computed; `missed` are the lengths of its chunks without KV,
     where known.
-
-    If vLLM's prefix cache had its first tokens, their number is added as `cached`, and as
-    `cached_state` what they are.
     """
-    notes = [why] if why else []
-    return {
-        "promised_tokens": 0,
-        "missed_chunks": len(missed),
-        "missed_tokens": sum(missed),
-        "notes": notes,
-    }
+    reuse = Reuse(missed_chunks=len(missed), missed_tokens=sum(missed))
+    report = fused_report(ServedPrompt(reuse=reuse, timing=Timing(), spans=()), 0)
+    return {**report, "notes": [why] if why else [], "why": why or LEFT}
+
+
+def cached_report(report: Mapping[str, Any], cached: int, state: str) -> dict[str, Any]:
+    """The report of a prompt that vLLM computed, but for its first `cached` tokens, which vLLM's
+    prefix cache had in this state: exact or fused.
+    """
+    reuse = {**report["reuse"], state: cached, "compute": 0.0}
+    spans = [dataclasses.asdict(PromptSpan("prefix", 0, cached, state))]
+    return {**report, "promised_tokens": cached, "reuse": reuse, "spans": spans}
 
 
 def connector_answer(
@@ -71,43 +74,27 @@ def served_prompt(
     """
     length = len(prompt.token_ids)
     promised = int(report["promised_tokens"])
-    own = (*report["notes"], *prompt.notes, *notes)
-    timing = Timing(prefill_s=first_token_s - sent_s, first_token_s=first_token_s)
-    runs = tuple(_runs(prompt))
-    if not promised:
-        why = " ".join(report["notes"]) or LEFT
-        missed_chunks = int(report["missed_chunks"])
-        missed_tokens = int(report["missed_tokens"])
-        cached = int(report.get("cached", 0))
-        state = str(report.get("cached_state", "exact"))
-        reuse = Reuse(
-            exact=cached if state == "exact" else 0,
-            fused=cached if state == "fused" else 0,
-            computed=length - cached,
-            missed_chunks=missed_chunks,
-            missed_tokens=missed_tokens,
-            compute=(length - cached) / length,
-            notes=own,
-        )
-        found = [PromptSpan("prefix", 0, cached, state)] if cached else []
-        return ServedPrompt(reuse=reuse, timing=timing, spans=tuple(_spans(runs, found, why)))
     made = Reuse(**report["reuse"])
     reuse = dataclasses.replace(
         made,
         computed=length - made.exact - made.fused - made.recomputed,
         # tokens ragkv passed, and vLLM's after them
         compute=(made.compute * made.tokens + length - promised) / length,
-        notes=(*made.notes, *own),
+        notes=(*made.notes, *report["notes"], *prompt.notes, *notes),
         decision=tuple(made.decision),
     )
-    timing = dataclasses.replace(
-        timing, load_s=report["timing"]["load_s"], fuse_s=report["timing"]["fuse_s"]
+    timing = Timing(
+        prefill_s=first_token_s - sent_s,
+        first_token_s=first_token_s,
+        load_s=report["timing"]["load_s"],
+        fuse_s=report["timing"]["fuse_s"],
     )
-    spans = [
+    found = [
         PromptSpan(**{**span, "recomputed_at": tuple(span["recomputed_at"])})
         for span in report["spans"]
     ]
-    return ServedPrompt(reuse=reuse, timing=timing, spans=tuple(_spans(runs, spans, LEFT)))
+    spans = tuple(_spans(_runs(prompt), found, report["why"]))
+    return ServedPrompt(reuse=reuse, timing=timing, spans=spans)
 
 
 def _runs(prompt: Prompt) -> Iterator[Run]:

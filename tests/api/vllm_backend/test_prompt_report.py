@@ -9,7 +9,7 @@ from ragkv.prompt import Prompt
 from ragkv.prompt.history import EMPTY
 from ragkv.store import Identity
 from ragkv.types import PromptSpan, Reuse, Timing
-from ragkv.vllm.front import differences, left_report
+from ragkv.vllm.front import cached_report, differences, left_report
 from ragkv.vllm.front.prompt_report import served_prompt
 
 A = (1, 2, 3, 4)
@@ -52,6 +52,7 @@ def report(**changes: Any) -> dict[str, Any]:
         "timing": dataclasses.asdict(Timing(load_s=0.1, fuse_s=0.2)),
         "spans": [dataclasses.asdict(span) for span in spans],
         "notes": ["m"],
+        "why": "vLLM computed this prompt",
     }
     return {**fields, **changes}
 
@@ -103,6 +104,17 @@ def test_a_prompt_that_vllm_computed_has_the_reason_at_its_chunks() -> None:
     assert (reuse.missed_chunks, reuse.missed_tokens) == (2, 7)
     assert {one.why for one in served.spans if one.kind == "chunk"} == {"only 0 of 9"}
     assert {one.why for one in served.spans if one.kind != "chunk"} == {None}
+
+
+def test_what_vllms_cache_had_is_a_span_and_is_not_computed() -> None:
+    served = served_prompt(PROMPT, cached_report(left_report("why"), 5, "fused"), 0.0, 1.0)
+    assert (served.reuse.fused, served.reuse.computed, served.reuse.tokens) == (5, 7, 12)
+    assert served.reuse.compute == pytest.approx(7 / 12)
+    assert [(one.start, one.tokens) for one in served.spans if one.state == "fused"] == [
+        (0, 1),
+        (1, 4),
+    ]
+    assert {one.why for one in served.spans if one.why} == {"why"}
 
 
 def test_a_connector_of_another_model_is_named_by_what_differs() -> None:
