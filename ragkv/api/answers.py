@@ -1,30 +1,48 @@
 """One answer in a worker thread, for every endpoint that gives one: limits first, then events, then
-the accounting.
+the accounting, and the report as a response body.
 
 A cancelled answer is accounted for up to its last token.
+
+A citation marker `[n]` means the n-th source. What the model writes passes as it is. Sources that
+say what the answer says are named at its end, if the model does not name them. A no-break space
+before them tells the server's markers from the model's. They are removed from an earlier answer
+that a client sends back.
 """
 
+import dataclasses
+import re
 import unicodedata
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Unpack
+from typing import Any, Unpack
+from urllib.parse import quote
 
 from ragkv.conversations import Session
-from ragkv.engine import Engine
 from ragkv.errors import DeadlineError
-from ragkv.prompt import AnswerOptions, ServedPrompt
-from ragkv.retrieval import Hit
-from ragkv.runtime import Check
+from ragkv.prompt import AnswerOptions, ServedPrompt, cite
+from ragkv.retrieval import Document, DocumentSummary, Hit, Passage
+from ragkv.retrieval.rag import question_before
 from ragkv.types import Answer, Chunk, TokenEvent
 
-from .bodies.resources import RetrievalBody
+from .bodies.chat import ChatRequest
+from .bodies.chat_answer import Annotation, UrlCitation
+from .bodies.resources import (
+    AnswerReport,
+    AskRequest,
+    CitationBody,
+    RetrievalBody,
+    ReuseBody,
+    SourceBody,
+    SpanBody,
+)
 from .limits import check_at_most
 from .service import Caller, record_answer
 from .settings import LimitsConfig
 from .tenants import Tenant
 from .work import WorkContext
 
+_MARKER = re.compile(r"\[(\d{1,4})\]")
+_FINAL = re.compile("\u00a0(?:\\[\\d{1,4}\\])+$")
 DEFAULT_MAX_TOKENS = 256
 # Seconds that the end of an answer waits until the turn of its conversation is on disk.
 SAVE_S = 5.0
@@ -33,7 +51,7 @@ TITLE_CHARS = 80
 AnswerEvents = Generator[ServedPrompt | TokenEvent | Answer, None, None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Found:
     """The passages for a question."""
 
@@ -65,59 +83,100 @@ def check_text(text: str, limits: LimitsConfig, param: str) -> None:
     check_at_most(len(text), limits.question_chars, param, "characters", "context_length_exceeded")
 
 
-def retrieve(
-    tenant: Tenant,
-    question: str,
-    wanted: RetrievalBody,
-    check: Check,
-    param: str = "collection",
-    before: str = "",
-) -> Found:
-    """The passages for a question. `param` is the request field that names the collection, `before`
-    the question before in the conversation.
-    """
-    deletions = tenant.collections.deletions
-    with (
-        tenant.engine.scheduler.request(),
-        tenant.collections.lease(wanted.collection, param) as rag,
-    ):
-        hits = rag.retrieve(
-            question,
-            wanted.k,
-            retriever=wanted.retriever,
-            where=wanted.filter,
-            order=wanted.order,
-            before=before,
-            check=check,
-        )
-        chunks = [rag.chunk(hit.passage) for hit in hits]
-        return Found(wanted.collection, hits, chunks, deletions)
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answering:
+    """A request for an answer while it is worked on, in a worker thread."""
 
+    context: WorkContext
+    tenant: Tenant
+    session: Session | None  # that the request names
 
-def nothing_found(collection: str) -> str:
-    """The note of an answer over a collection of which no passage matches."""
-    return f"answered without documents: no passage of the collection {collection} matches"
+    def retrieve(
+        self, question: str, wanted: RetrievalBody, param: str = "collection", before: str = ""
+    ) -> Found:
+        """The passages for a question. `param` is the request field that names the collection,
+        `before` the question before, where no session has it.
+        """
+        engine = self.tenant.engine
+        collections = self.tenant.collections
+        if self.session is not None:
+            before = question_before(self.session, engine.tokenizer)
+        deletions = collections.deletions
+        with engine.scheduler.request(), collections.lease(wanted.collection, param) as rag:
+            hits = rag.retrieve(
+                question,
+                wanted.k,
+                retriever=wanted.retriever,
+                where=wanted.filter,
+                order=wanted.order,
+                before=before,
+                check=self.context.check,
+            )
+            chunks = [rag.chunk(hit.passage) for hit in hits]
+            return Found(wanted.collection, hits, chunks, deletions)
+
+    def stream(
+        self,
+        question: str | Sequence[int],
+        chunks: Sequence[Chunk],
+        session: Session | None,
+        **options: Unpack[AnswerOptions],
+    ) -> AnswerEvents:
+        """The prefill once it is done, token events, then the answer. The deadline and cancellation
+        are the context's.
+
+        The answer comes when its turn is on disk, and the session is free by then.
+        """
+        prefills: list[ServedPrompt] = []
+        answer: Answer | None = None
+        tokens = 0
+        options["deadline_s"], options["cancel"] = self.context.remaining_s, self.context.cancelled
+        options["on_prefill"] = prefills.append
+        events = self.tenant.engine.stream(question, chunks, session, **options)
+        try:
+            for event in events:
+                if prefills and not tokens and answer is None:
+                    yield prefills[0]
+                if isinstance(event, Answer):
+                    answer = event
+                else:
+                    tokens += 1
+                    yield event
+        finally:
+            events.close()  # type: ignore[attr-defined]
+            if prefills:
+                tokens = tokens if answer is None else len(answer.token_ids)
+                timing = prefills[0].timing if answer is None else answer.timing
+                record_answer(self.context.request, timing, prefills[0].reuse, tokens)
+        assert answer is not None  # every stream ends with one
+        unsaved = None if session is None else session.wait_saved(SAVE_S)
+        yield answer.with_notes(unsaved) if unsaved else answer
 
 
 @contextmanager
-def conversation(
-    caller: Caller, context: WorkContext, session_id: str | None, question: str
-) -> Iterator[tuple[Tenant, Session | None]]:
-    """The caller's tenant, and the session of that id, new or stored; raises `ApiError` if a new
-    one exceeds the quota. What the answer left to be computed is, before the end of the block.
+def answering(
+    caller: Caller, context: WorkContext, body: AskRequest | ChatRequest, question: str
+) -> Iterator[Answering]:
+    """The caller's tenant, and the session that `body` names, new or stored; raises `ApiError` if a
+    new one exceeds the quota. What the answer left to be computed is, before the end of the block.
 
     `question` is the title of a conversation that has none yet; it is known as long as the caller
     holds the session.
     """
     with caller.service.tenants.lease(caller.principal) as tenant:
         session = None
-        if session_id is not None:
-            tenant.check_session_quota(caller.principal, session_id)
-            session = tenant.session(session_id)
+        if body.session_id is not None:
+            tenant.check_session_quota(caller.principal, body.session_id)
+            session = tenant.session(body.session_id)
             session.first_title = title_from(question)
-        yield tenant, session
+        yield Answering(context, tenant, session)
         with suppress(DeadlineError):  # the answer is given already, and of a stream `[DONE]`
             tenant.engine.settle(context.cancelled, context.remaining_s)
+
+
+def nothing_found(collection: str) -> str:
+    """The note of an answer over a collection of which no passage matches."""
+    return f"answered without documents: no passage of the collection {collection} matches"
 
 
 def title_from(question: str) -> str:
@@ -132,40 +191,135 @@ def title_from(question: str) -> str:
     return line if len(line) <= TITLE_CHARS else f"{line[: TITLE_CHARS - 1].rstrip()}…"
 
 
-def stream_answer(
-    context: WorkContext,
-    engine: Engine,
-    question: str | Sequence[int],
-    chunks: Sequence[Chunk],
-    session: Session | None,
-    **options: Unpack[AnswerOptions],
-) -> AnswerEvents:
-    """The prefill once it is done, token events, then the answer. The deadline and cancellation are
-    the context's.
+def title_of(described: Document | DocumentSummary | Passage) -> str | None:
+    """The title in the metadata of a document or passage, if it is text."""
+    title = described.metadata.get("title")
+    return title if isinstance(title, str) else None
 
-    The answer comes when its turn is on disk, and the session is free by then.
+
+def source_of(number: int, passage: Passage, score: float | None = None) -> SourceBody:
+    """A passage as a source; one without a score came with the request."""
+    return SourceBody(
+        number=number,
+        document_id=passage.document_id,
+        source=passage.source,
+        title=title_of(passage),
+        text=passage.text,
+        start=passage.span[0],
+        end=passage.span[1],
+        page=passage.page,
+        score=score,
+    )
+
+
+def sources_of(hits: Sequence[Hit], first: int = 1) -> list[SourceBody]:
+    """Found passages as sources, numbered from `first`."""
+    return [
+        source_of(number, hit.passage, float(hit.score)) for number, hit in enumerate(hits, first)
+    ]
+
+
+def citations_of(answer: str, sources: Sequence[SourceBody]) -> list[CitationBody]:
+    """Where the sources say what `answer` says. Markers of sources that do not exist are
+    ignored.
     """
-    prefills: list[ServedPrompt] = []
-    answer: Answer | None = None
-    tokens = 0
-    options["deadline_s"], options["cancel"] = context.remaining_s, context.cancelled
-    options["on_prefill"] = prefills.append
-    events = engine.stream(question, chunks, session, **options)
-    try:
-        for event in events:
-            if prefills and not tokens and answer is None:
-                yield prefills[0]
-            if isinstance(event, Answer):
-                answer = event
-            else:
-                tokens += 1
-                yield event
-    finally:
-        events.close()  # type: ignore[attr-defined]
-        if prefills:
-            tokens = tokens if answer is None else len(answer.token_ids)
-            timing = prefills[0].timing if answer is None else answer.timing
-            record_answer(context.request, timing, prefills[0].reuse, tokens)
-    assert answer is not None  # every stream ends with one
-    unsaved = None if session is None else session.wait_saved(SAVE_S)
-    yield answer.with_notes(unsaved) if unsaved else answer
+    chunks = [Chunk((), source.text) for source in sources]
+    stripped = answer.strip()
+    begin = answer.find(stripped) if stripped else None
+    found = []
+    for citation in cite(answer, chunks):
+        source = sources[citation.chunk]
+        marker = f"[{citation.chunk + 1}]"
+        start = answer.find(marker) if marker in answer else begin
+        length = len(marker) if marker in answer else len(stripped)
+        found.append(
+            CitationBody(
+                number=source.number,
+                document_id=source.document_id,
+                page=source.page,
+                start=citation.start,
+                end=citation.end,
+                answer_start=start,
+                answer_end=None if start is None else start + length,
+            )
+        )
+    return found
+
+
+def prefill_fields(made: ServedPrompt | Answer, numbers: Sequence[int | None]) -> dict[str, Any]:
+    """The fields of a `PrefillReport`. `numbers` are the source numbers of the request's chunks."""
+    spans = [
+        SpanBody(
+            **dataclasses.asdict(span),
+            recomputed=span.recomputed,
+            number=None
+            if span.chunk is None or span.chunk >= len(numbers)
+            else numbers[span.chunk],
+        )
+        for span in made.spans
+    ]
+    reuse = ReuseBody(**dataclasses.asdict(made.reuse), tokens=made.reuse.tokens)
+    return {"reuse": reuse, "timing": made.timing, "prompt": spans}
+
+
+def answer_fields(
+    answer: Answer,
+    content: str,
+    sources: list[SourceBody],
+    numbers: Sequence[int | None],
+    session_id: str | None,
+) -> dict[str, Any]:
+    """The fields of an `AnswerReport`. `content` is the answer's text as the client sees it."""
+    report = {
+        "citations": citations_of(content, sources),
+        "sources": sources,
+        "session_id": session_id,
+    }
+    return {**prefill_fields(answer, numbers), **report}
+
+
+def missing_markers(text: str, citations: Sequence[CitationBody]) -> str:
+    """The markers to append to `text`: those of cited sources that it does not name."""
+    named = {int(number) for number in _MARKER.findall(text)}
+    missing = [citation.number for citation in citations if citation.number not in named]
+    return "\u00a0" + "".join(f"[{number}]" for number in missing) if missing else ""
+
+
+def without_markers(text: str) -> str:
+    """An earlier answer without the markers that the server appended."""
+    return _FINAL.sub("", text)
+
+
+def annotations_of(
+    content: str, report: AnswerReport, collection: str | None, given: int
+) -> list[Annotation]:
+    """The citations whose marker is in `content`. The first `given` sources came with the request,
+    the others are of `collection`.
+    """
+    found: list[Annotation] = []
+    for one in report.citations:
+        start, end = one.answer_start, one.answer_end
+        if start is None or end is None or content[start:end] != f"[{one.number}]":
+            continue
+        source = next(each for each in report.sources if each.number == one.number)
+        citation = UrlCitation(
+            url=address_of(source, collection if one.number > given else None),
+            title=source.title or one.document_id,
+            start_index=start,
+            end_index=end,
+        )
+        found.append(Annotation(url_citation=citation))
+    return found
+
+
+def address_of(source: SourceBody, collection: str | None) -> str:
+    """Where a source can be read: its origin on the web, or its document on this server.
+
+    Clients make links of it, and the author of a document chooses its origin and its id: a click
+    may lead nowhere else. `collection`: where it was found; `None`: the request brought it.
+    """
+    if source.source.lower().startswith(("http://", "https://")):
+        return source.source
+    if collection is None:
+        return f"#{source.number}"
+    return f"/v1/collections/{collection}/documents/{quote(source.document_id, safe='')}"

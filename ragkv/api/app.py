@@ -125,20 +125,14 @@ def _examples_for_the_page() -> dict[str, Any]:
     """The example articles and the questions about them."""
     if (folder := examples()) is None:
         return {"documents": [], "questions": []}
-    texts = {
-        file.name: file.read_text("utf-8") for file in sorted((folder / "corpus").glob("*.md"))
-    }
-    asked = [
-        json.loads(line) for line in (folder / "questions.jsonl").read_text("utf-8").splitlines()
-    ]
-    documents = [
-        {"id": id, "title": text.split("\n")[0].strip("# "), "text": text}
-        for id, text in texts.items()
-    ]
-    return {
-        "documents": documents,
-        "questions": [one["question"] for one in asked if "before" not in one],
-    }
+    documents = []
+    for file in sorted((folder / "corpus").glob("*.md")):
+        text = file.read_text("utf-8")
+        title = text.split("\n")[0].strip("# ")
+        documents.append({"id": file.name, "title": title, "text": text})
+    lines = (folder / "questions.jsonl").read_text("utf-8").splitlines()
+    asked = [one["question"] for one in map(json.loads, lines) if "before" not in one]
+    return {"documents": documents, "questions": asked}
 
 
 async def _load(

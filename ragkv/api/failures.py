@@ -119,13 +119,11 @@ def install(app: FastAPI) -> None:
         response = response_to(error, request.url.path)
         # the framework names the methods of one of the path's routes alone
         if response.status_code == 405:
-            scopes = (
-                {**request.scope, "method": method} for method in ("DELETE", "GET", "POST", "PUT")
-            )
             full = [
-                s["method"]
-                for s in scopes
-                if any(route.matches(s)[0] is Match.FULL for route in app.routes)
+                method
+                for method in ("DELETE", "GET", "POST", "PUT")
+                for route in app.routes
+                if route.matches({**request.scope, "method": method})[0] is Match.FULL
             ]
             response.headers["Allow"] = ", ".join(full) or "GET, HEAD"  # of a folder
         return response

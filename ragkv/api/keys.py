@@ -26,7 +26,7 @@ from filelock import FileLock
 
 from ragkv.config import TENANT, at_least
 from ragkv.errors import ConfigError, InputError
-from ragkv.runtime import make_private_folder, replace_file
+from ragkv.runtime import DAMAGED, FileState, make_private_folder, replace_file, state_of
 from ragkv.runtime.setting_values import build
 
 SECRET_BYTES = 32
@@ -114,23 +114,14 @@ class KeyFile:
             with self.path.open(encoding="utf-8") as file:
                 if os.fstat(file.fileno()).st_mode & 0o022:
                     raise ConfigError(
-                        f"Other users may write to the keys at {self.path}. Run chmod 600 on it, "
-                        "and check who did."
+                        "other users may write to it. Run chmod 600, and check who did"
                     )
                 values = json.load(file)
             quotas = {tenant: build(Quota, quota) for tenant, quota in values["quotas"].items()}
             return KeyFileContent([build(Key, key) for key in values["keys"]], quotas)
         except FileNotFoundError:
             return KeyFileContent()
-        except (
-            OSError,
-            ArithmeticError,
-            AttributeError,
-            LookupError,
-            RecursionError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except (OSError, *DAMAGED) as error:
             raise ConfigError(
                 f"Cannot read the keys at {self.path}: {error}. Restore it, or make new keys."
             ) from error
@@ -209,7 +200,7 @@ class KeyRing:
         """Raises `ConfigError` if the file exists and cannot be read."""
         self._file = KeyFile(path)
         self._lock = threading.Lock()
-        self._seen = _file_stamp(path)
+        self._seen = state_of(path)
         self._set(self._file.read(), self._seen)
 
     @property
@@ -232,7 +223,7 @@ class KeyRing:
         )
 
     def _refresh(self) -> None:
-        stamp = _file_stamp(self._file.path)
+        stamp = state_of(self._file.path)
         if stamp == self._seen:
             return
         if stamp is None:  # the file was removed: no key is valid, and a key is still required
@@ -244,7 +235,7 @@ class KeyRing:
             log.error("keys_unreadable: %s The keys known so far stay valid.", error)
             self._seen = stamp  # log it once
 
-    def _set(self, content: KeyFileContent, stamp: tuple[int, int, int] | None) -> None:
+    def _set(self, content: KeyFileContent, stamp: FileState | None) -> None:
         with self._lock:
             self._by_digest = {key.digest: key for key in content.keys}
             self._quotas = content.quotas
@@ -254,14 +245,3 @@ class KeyRing:
 def digest_of(key: str) -> str:
     """The digest that is stored instead of the key."""
     return hashlib.sha256(key.encode()).hexdigest()
-
-
-def _file_stamp(path: Path) -> tuple[int, int, int] | None:
-    """Changes whenever the file does; the inode too, because the file is replaced. `None` without a
-    file.
-    """
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -114,52 +114,36 @@ class Metrics:
         self._missed.inc(reuse.missed_chunks)
 
 
-# What is read at each scrape: names without "ragkv_", helps, and attributes of a tenant, a tier or
-# shared storage.
-_COUNTERS = {
-    "tenant": (
-        ("queue_served", "Prefilled requests", "engine.queue.served"),
-        ("queue_refused", "Requests refused by a full queue", "engine.queue.refused"),
-        ("queue_expired", "Requests whose deadline passed", "engine.queue.expired"),
-        ("queue_cancelled", "Cancelled requests", "engine.queue.cancelled"),
-        ("store_dropped_writes", "Entries that were never written", "engine.store.dropped_writes"),
-        ("store_prefetched", "Entries fetched for waiting requests", "engine.store.prefetched"),
-    ),
-    "tier": (
-        ("tier_hits", "Lookups that found an entry", "hits"),
-        ("tier_misses", "Lookups that found no entry", "misses"),
-        ("tier_evictions", "Evicted entries", "evictions"),
-        ("tier_damaged", "Entries dropped because their bytes were wrong", "damaged"),
-        ("tier_read_bytes", "Bytes read", "read_bytes"),
-        ("tier_written_bytes", "Bytes written", "written_bytes"),
-    ),
-    "remote": (
-        ("remote_away_seconds", "Time in which it did not answer", "away_s"),
-        ("remote_failures", "Calls that failed, timeouts included", "failures"),
-        ("remote_skipped", "Calls that were not made because it did not answer before", "skipped"),
-    ),
-}
-_GAUGES = {
-    "tenant": (
-        ("queue_waiting", "Requests that wait for their prefill", "engine.queue.waiting"),
-        ("queue_admitted", "Requests in planning or prefill", "engine.queue.admitted"),
-        ("store_pending_bytes", "Bytes that wait to be written", "engine.store.pending_bytes"),
-        ("sessions", "Stored conversations", "sessions"),
-    ),
-    "tier": (
-        ("tier_entries", "Stored entries", "entries"),
-        ("tier_used_bytes", "Stored bytes", "used_bytes"),
-        ("tier_capacity_bytes", "Bytes the tier may store", "capacity_bytes"),
-    ),
-    "remote": (
-        ("remote_answers", "1 if shared storage answered its last call", "answers"),
-        (
-            "remote_pending_deletions",
-            "Deletions that shared storage has not confirmed yet",
-            "pending_deletions",
-        ),
-    ),
-}
+# What is read at each scrape: names without "ragkv_", helps, and attributes. Names that begin with
+# "tier" or "remote" are of each tier or shared storage, the others of each tenant.
+_COUNTERS = (
+    ("queue_served", "Prefilled requests", "engine.queue.served"),
+    ("queue_refused", "Requests refused by a full queue", "engine.queue.refused"),
+    ("queue_expired", "Requests whose deadline passed", "engine.queue.expired"),
+    ("queue_cancelled", "Cancelled requests", "engine.queue.cancelled"),
+    ("store_dropped_writes", "Entries that were never written", "engine.store.dropped_writes"),
+    ("store_prefetched", "Entries fetched for waiting requests", "engine.store.prefetched"),
+    ("tier_hits", "Lookups that found an entry", "hits"),
+    ("tier_misses", "Lookups that found no entry", "misses"),
+    ("tier_evictions", "Evicted entries", "evictions"),
+    ("tier_damaged", "Entries dropped because their bytes were wrong", "damaged"),
+    ("tier_read_bytes", "Bytes read", "read_bytes"),
+    ("tier_written_bytes", "Bytes written", "written_bytes"),
+    ("remote_away_seconds", "Time in which it did not answer", "away_s"),
+    ("remote_failures", "Calls that failed, timeouts included", "failures"),
+    ("remote_skipped", "Calls that were not made because it did not answer before", "skipped"),
+)
+_GAUGES = (
+    ("queue_waiting", "Requests that wait for their prefill", "engine.queue.waiting"),
+    ("queue_admitted", "Requests in planning or prefill", "engine.queue.admitted"),
+    ("store_pending_bytes", "Bytes that wait to be written", "engine.store.pending_bytes"),
+    ("sessions", "Stored conversations", "sessions"),
+    ("tier_entries", "Stored entries", "entries"),
+    ("tier_used_bytes", "Stored bytes", "used_bytes"),
+    ("tier_capacity_bytes", "Bytes the tier may store", "capacity_bytes"),
+    ("remote_answers", "1 if shared storage answered its last call", "answers"),
+    ("remote_pending_deletions", "Deletions that it has not confirmed yet", "pending_deletions"),
+)
 
 
 class _EngineCollector(Collector):
@@ -176,26 +160,18 @@ class _EngineCollector(Collector):
         """All gauges and counters of the open engines; values that are unknown are left out."""
         tenants = self._tenants()
         yield GaugeMetricFamily("ragkv_tenants_open", "Open tenants", value=len(tenants))
-        sources: dict[str, list[tuple[list[str], Any]]] = {
-            "tenant": [([one.name], one) for one in tenants],
-            "tier": [
-                ([one.name, tier.kind.value], tier)
-                for one in tenants
-                for tier in one.engine.store.tiers
-            ],
-            "remote": [
-                ([one.name, name], remote)
-                for one in tenants
-                for name, remote in one.engine.remotes.items()
-            ],
-        }
-        for make, tables in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
-            for kind, table in tables.items():
-                for name, help_, attribute in table:
-                    family = make(
-                        f"ragkv_{name}", help_, labels=list(dict.fromkeys(("tenant", kind)))
-                    )
-                    for labels, source in sources[kind]:
-                        if (value := attrgetter(attribute)(source)) is not None:
-                            family.add_metric(labels, value)
-                    yield family
+        sources: dict[str, list[tuple[list[str], Any]]] = {"tier": [], "remote": []}
+        for one in tenants:
+            remotes = one.engine.remotes.items()
+            sources["tier"] += [([one.name, t.kind.value], t) for t in one.engine.store.tiers]
+            sources["remote"] += [([one.name, name], remote) for name, remote in remotes]
+        of_tenants: list[tuple[list[str], Any]] = [([one.name], one) for one in tenants]
+        for make, table in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
+            for name, help_, attribute in table:
+                kind = name.partition("_")[0]
+                labels = ["tenant", kind] if kind in sources else ["tenant"]
+                family = make(f"ragkv_{name}", help_, labels=labels)
+                for values, source in sources.get(kind, of_tenants):
+                    if (value := attrgetter(attribute)(source)) is not None:
+                        family.add_metric(values, value)
+                yield family

@@ -56,9 +56,7 @@ class GracefulServer(uvicorn.Server):
         """`cut` cancels the running requests."""
         super().__init__(config)
         self._cut = cut
-        self._graceful_s = settings.graceful_s
-        self._close_s = settings.close_s
-        self._idle_s = settings.idle_s
+        self._settings = settings
         self._requests = 0
         self._used_at = time.monotonic()
 
@@ -68,7 +66,8 @@ class GracefulServer(uvicorn.Server):
         if state.tasks or state.total_requests != self._requests:
             self._requests = state.total_requests
             self._used_at = time.monotonic()
-        is_idle = self._idle_s is not None and time.monotonic() - self._used_at > self._idle_s
+        idle_s = self._settings.idle_s
+        is_idle = idle_s is not None and time.monotonic() - self._used_at > idle_s
         return await super().on_tick(counter) or is_idle
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -96,14 +95,15 @@ class GracefulServer(uvicorn.Server):
         """Cut the requests that still run after `graceful_s`, and end the process `close_s` later,
         whatever runs.
         """
-        time.sleep(self._graceful_s)
-        log.info("cut", after_s=self._graceful_s)
+        graceful_s = self._settings.graceful_s
+        time.sleep(graceful_s)
+        log.info("cut", after_s=graceful_s)
         self._cut()
-        time.sleep(self._close_s)
+        time.sleep(self._settings.close_s)
         names = sorted(
             {thread.name for thread in threading.enumerate() if thread.name.startswith("ragkv-")}
         )
-        log.error("ended_by_force", after_s=self._graceful_s + self._close_s, threads=names)
+        log.error("ended_by_force", after_s=graceful_s + self._settings.close_s, threads=names)
         os._exit(1)
 
 

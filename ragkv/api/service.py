@@ -8,24 +8,23 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 
 from ragkv.config import EngineConfig, StoreConfig
 from ragkv.engine import Engine
-from ragkv.errors import AnswerServerError
 from ragkv.home import kept_at
 from ragkv.model.loading import quiet_transformers
 from ragkv.retrieval import Embedder, resolve_embedder
 from ragkv.retrieval.rag import Rag
 from ragkv.runtime import Check, Closing, make_private_folder, server_file
 from ragkv.types import Reuse, Timing
-from ragkv.vllm.front import VllmServer, differences
+from ragkv.vllm.front import VllmServer
 
 from .documents.parser import DocumentParser
 from .errors import ApiError, unknown_model
@@ -84,11 +83,8 @@ class Service(Closing):
     @property
     def model_id(self) -> str:
         """The model's name: its hub id, or its folder's name."""
-        return (
-            Path(self.config.model).name
-            if Path(self.config.model).is_absolute()
-            else self.config.model
-        )
+        path = Path(self.config.model)
+        return path.name if path.is_absolute() else self.config.model
 
     def collection_of(self, model: str) -> str | None:
         """The collection in a model's name, as in `smollm2:handbook`; `None`: it is the model
@@ -139,7 +135,7 @@ class Service(Closing):
             # or the first question would wait for it, on a server that said it was ready
             embedder.load()
         if self.vllm is not None:
-            self.vllm.check_connector = _same_model(engine)
+            self.vllm.identity = engine.model.identity
             # Prompts wait in vLLM's queue and not in this one.
             workers = max(config.scheduler.workers, self.config.queue.limit)
             config = replace(config, scheduler=replace(config.scheduler, workers=workers))
@@ -182,23 +178,6 @@ class Service(Closing):
             self._tenants.close()
         if self.vllm is not None:
             self.vllm.close()
-
-
-def _same_model(engine: Engine) -> Callable[[Mapping[str, Any]], None]:
-    """A check of a connector's report. It raises `AnswerServerError` if the connector has another
-    model than `engine` has.
-    """
-    identity = engine.model.identity
-
-    def check(answer: Mapping[str, Any]) -> None:
-        # The context and the codec are a tenant's: they are compared with every report.
-        theirs = {**answer["identity"], "context": identity.context, "codec": identity.codec}
-        if other := differences(identity, theirs):
-            raise AnswerServerError(
-                f"vLLM serves another model than this server ingests with: {', '.join(other)}."
-            )
-
-    return check
 
 
 def record_answer(

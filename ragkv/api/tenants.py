@@ -103,15 +103,11 @@ class Tenant(Closing):
         as a tenant may have requests at once.
         """
         if not self.has_session(session_id):
-            self.check_quota(principal, "sessions", len(self.session_ids()), 1)
+            self.check_quota(principal, "sessions", self.session_count(), 1)
 
-    def session_ids(self) -> tuple[str, ...]:
-        """The client's ids of its sessions that have turns."""
-        return tuple(
-            name.removeprefix(_NAMED)
-            for name in self.engine.conversations.ids()
-            if name.startswith(_NAMED)
-        )
+    def session_count(self) -> int:
+        """How many of the client's sessions have turns."""
+        return sum(name.startswith(_NAMED) for name in self.engine.conversations.ids())
 
     def sessions(self, session_ids: Sequence[str]) -> Sequence[SessionInfo]:
         """The client's sessions of these ids that have turns, the last used first."""
@@ -267,7 +263,7 @@ def _engine_config(config: EngineConfig, directory: Path, name: str, quota: Quot
 
 def _session_count(tenant: Tenant) -> int | None:
     try:
-        return len(tenant.session_ids())
+        return tenant.session_count()
     # replicas share the sessions, and the Redis server does not answer
     except SessionUnavailableError:
         return None

@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,7 @@ log = logging.getLogger(__name__)
 
 FORMS_FILE = "forms.jsonl"
 KEPT_BYTES = 8 * MIB  # Chunks that were found lately are not tokenized again: of so many bytes.
-# Forms of so many tokens are remembered; the KV of the oldest is deleted with them.
+# When there are forms of more tokens, their KV is deleted with the next one.
 MAX_TOKENS = 1_000_000
 TOKEN_BYTES = 40  # A token's id in a tuple takes so much, and its characters.
 MAX_ALIKE = 100  # So many sources of one text are remembered.
@@ -165,66 +164,52 @@ class Forms:
             else Path(directory) / FORMS_FILE
         )
         self._lock = threading.Lock()
-        self._forms: OrderedDict[tuple[int, ...], None] = OrderedDict(dict.fromkeys(self._read()))
+        self._forms = dict.fromkeys(self._read())
         self._tokens = sum(map(len, self._forms))
 
     def add(self, token_ids: tuple[int, ...]) -> None:
-        """Remember a form before it is used."""
-        dropped: list[tuple[int, ...]] = []
+        """Remember a form before it is used. If there are too many, all others are deleted."""
         with self._lock:
             if token_ids in self._forms:
-                self._forms.move_to_end(token_ids)
                 return
+            if self._tokens > MAX_TOKENS:
+                try:
+                    self._delete()
+                except (StoreError, OSError) as error:  # no reason to refuse the question
+                    log.warning(
+                        "The KV of %d forms was not deleted (%s): the next form tries again.",
+                        len(self._forms),
+                        error,
+                    )
             self._forms[token_ids] = None
             self._tokens += len(token_ids)
-            if self._tokens > MAX_TOKENS:
-                # several at once, because the whole file is written again
-                while self._tokens > 0.9 * MAX_TOKENS:
-                    dropped.append(self._forms.popitem(last=False)[0])
-                    self._tokens -= len(dropped[-1])
-                try:
-                    self._write()
-                except OSError as error:  # the file names more forms than there are
-                    log.warning("%s was not written again: %s", self._path, error)
-            elif self._path is not None:
-                self._append(token_ids)
-        if dropped:
-            try:
-                self._engine.delete(dropped)
-            except StoreError as error:  # no reason to refuse the question
-                log.warning(
-                    "The KV of %d forms was not deleted (%s): `ragkv gc` does it.",
-                    len(dropped),
-                    error,
-                )
+            if self._path is not None:
+                self._append(self._path, token_ids)
 
     def delete(self) -> None:
         """Delete the KV of all forms from every tier."""
         with self._lock:
-            if self._forms:
-                self._engine.delete(list(self._forms))  # an error leaves their names
-                self._forms = OrderedDict()
-                self._tokens = 0
-                self._write()
+            self._delete()
 
-    def _append(self, token_ids: tuple[int, ...]) -> None:
-        assert self._path is not None
+    def _delete(self) -> None:
+        if self._forms:
+            self._engine.delete(list(self._forms))  # an error leaves their names
+            self._forms = {}
+            self._tokens = 0
+            if self._path is not None:
+                replace_file(self._path)
+
+    @staticmethod
+    def _append(path: Path, token_ids: tuple[int, ...]) -> None:
         try:
-            with open(
-                self._path, "a", opener=lambda path, flags: os.open(path, flags, 0o600)
-            ) as file:
+            with open(path, "a", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
                 file.write(json.dumps(token_ids) + "\n")
         except OSError as error:
             log.warning(
                 "A form is not noted in %s (%s): after a restart its KV outlives its passage.",
-                self._path,
+                path,
                 error,
             )
-
-    def _write(self) -> None:
-        if self._path is not None:
-            lines = "".join(json.dumps(ids) + "\n" for ids in self._forms)
-            replace_file(self._path, lines.encode())
 
     def _read(self) -> list[tuple[int, ...]]:
         if self._path is None or not self._path.is_file():

@@ -13,6 +13,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from ragkv.config import MIB
 from ragkv.conversations import Session
@@ -22,7 +23,7 @@ from ragkv.runtime import cached_by_bytes
 from ragkv.types import Answer, Chunk, Text
 
 from .catalogue import ChatDocument, ChunkCatalogue
-from .conversations import ConversationFinder, FoundConversation
+from .finder import ConversationFinder, FoundConversation
 from .passage_matcher import TextMatch
 from .template import PlainMessage, Rendered, Template
 from .tools import Tool, ToolCall, response_text
@@ -214,13 +215,8 @@ class ChatEngine:
         A stored conversation ends where a user's turn begins. Templates that write results inside a
         user's turn continue it.
         """
-        if messages[-1].role == "tool":
-            asked = next(
-                number
-                for number in range(len(messages), 0, -1)
-                if messages[number - 1].role != "tool"
-            )
-            head = template.head([*messages[:asked], PlainMessage("user", "")])
+        if results := _results(messages):
+            head = template.head([*messages[:-results], PlainMessage("user", "")])
             return head if text.startswith(head) else template.head(messages)
         return template.head(messages) if messages[-1].role == "user" else text
 
@@ -269,19 +265,19 @@ class ChatEngine:
         return self.template.encode(rendered.text[start:stop], sorted(cuts))
 
 
+def _results(messages: Sequence[PlainMessage]) -> int:
+    """How many results of tools stand at the end of the messages."""
+    return sum(1 for _ in takewhile(lambda message: message.role == "tool", reversed(messages)))
+
+
 def _with_one_user_message(messages: Sequence[PlainMessage]) -> list[PlainMessage]:
     """The messages, with the results of tools at their end as one of the user: a stored history
     goes on with one.
     """
-    last = len(messages)
-    while last and messages[last - 1].role == "tool":
-        last -= 1
-    if last == len(messages):
+    if not (results := _results(messages)):
         return list(messages)
-    return [
-        *messages[:last],
-        PlainMessage("user", "\n".join(response_text(message.text) for message in messages[last:])),
-    ]
+    text = "\n".join(response_text(message.text) for message in messages[-results:])
+    return [*messages[:-results], PlainMessage("user", text)]
 
 
 def insert_documents(
@@ -300,14 +296,9 @@ def insert_documents(
     if not missing:
         return tuple(messages)
     inserted = "".join(document.text + separator for document in missing)
-    asks = ("user", "tool")
-    last = next(
-        (number for number in reversed(range(len(messages))) if messages[number].role in asks), None
-    )
-    if last is None:
-        return (*messages, PlainMessage("user", inserted))
-    return (
-        *messages[:last],
-        replace(messages[last], text=inserted + messages[last].text),
-        *messages[last + 1 :],
-    )
+    made = list(messages)
+    for number in reversed(range(len(made))):
+        if made[number].role in ("user", "tool"):
+            made[number] = replace(made[number], text=inserted + made[number].text)
+            return tuple(made)
+    return (*made, PlainMessage("user", inserted))

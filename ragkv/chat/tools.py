@@ -110,17 +110,8 @@ def find_calls(answer: str, names: Sequence[str], finish_reason: str = "stop") -
     is_open = is_cut and (rest or bare != answer.strip())
     if len(calls) == len(values) and (_begins_call(rest, names) if is_open else calls and not rest):
         return FoundCalls("", calls)
-    words = (_OPEN, *_OPENING_WORDS) if is_cut else ()
-    half = max(
-        (
-            size
-            for word in words
-            for size in range(2, len(word) + 1)
-            if answer.endswith(word[:size])
-        ),
-        default=0,
-    )
-    return FoundCalls(answer[:-half].rstrip() if half else answer)
+    half = max(_begun(answer, word) for word in (_OPEN, *_OPENING_WORDS)) if is_cut else 0
+    return FoundCalls(answer[:-half].rstrip() if half > 1 else answer)
 
 
 def _tagged(answer: str, names: Sequence[str], is_cut: bool) -> FoundCalls:
@@ -205,10 +196,13 @@ def may_hold_calls(text: str) -> int:
         return 0
     if (start := text.find(_OPEN)) >= 0:
         return start
-    return next(
-        (len(text) - size for size in range(len(_OPEN) - 1, 0, -1) if text.endswith(_OPEN[:size])),
-        len(text),
-    )
+    return len(text) - _begun(text, _OPEN)
+
+
+def _begun(text: str, word: str) -> int:
+    """With how many characters of its beginning a word stands at the end of a text."""
+    sizes = range(len(word), 0, -1)
+    return next((size for size in sizes if text.endswith(word[:size])), 0)
 
 
 def _values(text: str) -> tuple[list[Any], str]:

@@ -17,7 +17,7 @@ from ragkv.api.errors import ApiError
 from ragkv.api.settings import LimitsConfig, ParsingConfig
 from ragkv.config import MIB
 from ragkv.errors import CancelledError
-from ragkv.retrieval import Document, ParseLimits, Splitter
+from ragkv.retrieval import Document, Splitter
 from ragkv.runtime import Check, no_check
 from ragkv.runtime.token_counter import TokenCounter
 from tests.faults import raising
@@ -26,7 +26,7 @@ from tests.retrieval import sample_files
 from .attacks import uploads
 
 LIMITS = LimitsConfig()
-UPLOAD = Upload(uploads.FORM_TYPE, LIMITS.documents, LIMITS.upload_chars, ParseLimits())
+UPLOAD = Upload(uploads.FORM_TYPE, LIMITS)
 CONFIG = ParsingConfig(workers=2, wait_s=0.2, wall_s=120.0, cpu_s=10, memory_bytes=256 * MIB)
 SLOW = uploads.form([("a.html", uploads.angle_brackets(20_000_000))])
 FAST = uploads.form([("a.txt", b"A text.")])

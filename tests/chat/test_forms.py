@@ -49,6 +49,19 @@ def test_a_question_is_answered_where_old_forms_cannot_be_deleted(
 ) -> None:
     monkeypatch.setattr(catalogue, "MAX_TOKENS", 4)
     forms = Forms(Engine(tmp_path))  # type: ignore[arg-type]
-    for number in range(5):
+    for number in range(6):
         forms.add((number,))
-    assert "was not deleted (the disk failed): `ragkv gc` does it." in caplog.text
+    assert "was not deleted (the disk failed): the next form tries again." in caplog.text
+
+
+def test_too_many_forms_are_deleted_before_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "MAX_TOKENS", 4)
+    engine = Engine(tmp_path)
+    engine.fails = False
+    forms = Forms(engine)  # type: ignore[arg-type]
+    for number in range(6):
+        forms.add((number,))
+    assert engine.deleted == [(number,) for number in range(5)]
+    assert (tmp_path / FORMS_FILE).read_text() == "[5]\n"

@@ -12,24 +12,13 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import ApiError
-from .chat import ChatRequest
+from .chat import ChatRequest, SamplingFields
 from .parts import MAX_NOTES, Strict
 
 Body = TypeVar("Body", bound=BaseModel)
 
-SAME = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop",
-    "presence_penalty",
-    "frequency_penalty",
-)
 # Ollama's options, and the fields of /v1/chat/completions that mean the same.
-OPTIONS = {
-    **dict(zip(SAME, SAME, strict=True)),
+OPTIONS = {name: name for name in ("stop", *SamplingFields.model_fields)} | {
     "repeat_penalty": "repetition_penalty",
     "num_predict": "max_tokens",
 }
@@ -56,6 +45,12 @@ class OllamaCall(BaseModel):
     """A call of a tool."""
 
     function: OllamaFunction
+
+    def with_id(self, id: str) -> dict[str, Any]:
+        """The call in OpenAI's form."""
+        arguments = json.dumps(self.function.arguments)
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": id, "type": "function", "function": function}
 
 
 class OllamaMessage(BaseModel):
@@ -102,9 +97,9 @@ class OllamaRequest(Strict):
         if fields.get("stop") == []:
             del fields["stop"]
         if self.format:
-            kind = "json_object" if self.format == "json" else "json_schema"
-            schema = {"json_schema": {"schema": self.format}} if kind == "json_schema" else {}
-            fields["response_format"] = {"type": kind, **schema}
+            schema = {"type": "json_schema", "json_schema": {"schema": self.format}}
+            is_any = self.format == "json"
+            fields["response_format"] = {"type": "json_object"} if is_any else schema
         fields["model"] = model_id if self.model == f"{model_id}:latest" else self.model
         fields |= {"messages": self._messages(), "tools": self.tools or None}
         return validated(ChatRequest, fields)
@@ -134,15 +129,9 @@ class OllamaRequest(Strict):
         waiting = list[str]()
         for message in self.messages:
             made: dict[str, Any] = {"role": message.role, "content": message.content}
-            if functions := [one.function for one in message.tool_calls or ()]:
-                waiting = [f"call_{next(numbers)}" for _ in functions]
-                said = [
-                    {"name": one.name, "arguments": json.dumps(one.arguments)} for one in functions
-                ]
-                pairs = zip(waiting, said, strict=True)
-                made["tool_calls"] = [
-                    {"id": id, "type": "function", "function": one} for id, one in pairs
-                ]
+            if calls := [one.with_id(f"call_{next(numbers)}") for one in message.tool_calls or ()]:
+                waiting = [call["id"] for call in calls]
+                made["tool_calls"] = calls
             if message.role == "tool":
                 made |= {
                     "tool_call_id": waiting.pop(0) if waiting else None,

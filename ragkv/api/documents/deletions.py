@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from ragkv.engine import Engine
 from ragkv.errors import RagKVError, StoreError
-from ragkv.runtime import DAMAGED, Closing, FileState, create_private, replace_file, state_of
+from ragkv.runtime import Closing, FileState, create_private, read_own, replace_file, state_of
 from ragkv.store import EntryKey
 
 log = logging.getLogger(__name__)
@@ -48,6 +48,12 @@ class Position(NamedTuple):
 
     journal: str = ""  # its id: a home that was replaced has another one
     number: int = 0  # of the last note that was read
+
+    def within(self, end: "Position") -> int:
+        """The number of the last note that was read of the journal that ends at `end`: 0 if it is
+        another one, or a backup was restored.
+        """
+        return self.number if self.journal == end.journal and self.number <= end.number else 0
 
 
 class Note(NamedTuple):
@@ -113,18 +119,16 @@ class DeletionJournal:
         with self._transaction() as connection:
             journal, dropped = _facts(connection)
             end = Position(journal, _last(connection))
-            # else a backup was restored
-            is_of_this = position.journal == journal and position.number <= end.number
-            since = position.number if is_of_this else 0
+            since = position.within(end)
             rows = connection.execute(
                 "SELECT number, key, writer FROM deletions WHERE number > ? ORDER BY number",
                 (since,),
             ).fetchall()
-        known = [
-            (number, EntryKey.from_text(text), writer == self._writer)
+        notes = tuple(
+            Note(number, key, writer == self._writer)
             for number, text, writer in rows
-        ]
-        notes = tuple(Note(number, key, is_own) for number, key, is_own in known if key is not None)
+            if (key := EntryKey.from_text(text)) is not None
+        )
         return Notes(notes, end, since >= dropped)
 
     def start(self) -> Position:
@@ -246,10 +250,7 @@ class DeletionFollower(Closing):
                 return False
             self._engine.entries.retain(chunks)
             return True
-        is_of_this = (
-            self._seen.journal == found.end.journal and self._seen.number <= found.end.number
-        )
-        seen = self._seen.number if is_of_this else 0
+        seen = self._seen.within(found.end)
         told = [note.number for note in found.notes if note.number > seen and not note.is_own]
         if told and (found.end.journal, told[-1]) != self._forgot:
             self._forget_requests()
@@ -260,21 +261,13 @@ class DeletionFollower(Closing):
         return self._engine.entries.drop(list(dict.fromkeys(keys)), self._stop.is_set)
 
     def _read(self) -> Position:
-        """How far this replica is."""
-        try:
-            found = json.loads(self._path.read_text(encoding="utf-8"))
-            return Position(str(found["journal"]), int(found["number"]))
-        except FileNotFoundError:
-            # A replica without entries lacks nothing of what is not kept; what is kept may be of a
-            # killed replica.
-            return Position() if self._engine.store.sample(1) else self._journal.start()
-        except (OSError, *DAMAGED) as error:
-            log.warning(
-                "%s cannot be read (%s): all notes of deletions are followed again.",
-                self._path,
-                error,
-            )
-            return Position()
+        """How far this replica is. One whose file is damaged follows all notes again."""
+        found = read_own(self._path, lambda one: Position(str(one["journal"]), int(one["number"])))
+        if found is not None:
+            return found
+        # A replica without entries lacks nothing of what is not kept; what is kept may be of a
+        # killed replica.
+        return Position() if self._engine.store.sample(1) else self._journal.start()
 
     def _write(self, position: Position) -> None:
         try:

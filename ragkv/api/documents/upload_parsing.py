@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 
@@ -27,6 +27,7 @@ from ragkv.retrieval.documents.formats import KNOWN
 from ..bodies.documents import DocumentIn, DocumentsIn, GivenDocument
 from ..errors import ApiError
 from ..limits import check_at_most
+from ..settings import LimitsConfig
 
 with contextlib.suppress(ImportError):
     import pypdf  # noqa: F401 - an extra, loaded before the first upload so that it counts against no limit
@@ -44,9 +45,7 @@ class Upload:
     """What is known of a body before it is parsed."""
 
     content_type: str
-    documents: int  # the most documents
-    chars: int  # the most characters of all documents together
-    limits: ParseLimits  # of each document and file
+    limits: LimitsConfig
     # splits the documents in the process; None: they are split when they are stored
     splitter: Splitter | None = None
 
@@ -78,9 +77,9 @@ def parse_upload(upload: Upload, body: bytes) -> list[Document]:
         for document in _documents(upload, body):
             documents.append(document)
             chars += len(document.text)
-            _check_number(len(documents), upload.documents)
+            _check_number(len(documents), upload.limits)
             unit = "characters in all documents together (limits.upload_chars)"
-            check_at_most(chars, upload.chars, "documents", unit, LIMIT_CODE)
+            check_at_most(chars, upload.limits.upload_chars, "documents", unit, LIMIT_CODE)
             if not document.text.strip():
                 message = f"Document {document.id[:80]!r} has no text."
                 raise ApiError(400, message, param="documents")
@@ -97,16 +96,19 @@ def parse_upload(upload: Upload, body: bytes) -> list[Document]:
 
 def _documents(upload: Upload, body: bytes) -> Iterator[Document]:
     """The documents one by one, each within the limits of one document."""
+    limits = ParseLimits(
+        **{one.name: getattr(upload.limits, one.name) for one in fields(ParseLimits)}
+    )
     kind, options = parse_options_header(upload.content_type)
     if kind.decode("latin-1").lower() == FORM:
-        for name, data in _form_files(body, options.get(b"boundary", b""), upload.documents):
-            yield from _file_documents(_checked_name(name), data, upload.limits)
+        for name, data in _form_files(body, options.get(b"boundary", b""), upload.limits):
+            yield from _file_documents(_checked_name(name), data, limits)
     else:
         given = DocumentsIn.model_validate_json(body or b"null").documents
-        _check_number(len(given), upload.documents)
+        _check_number(len(given), upload.limits)
         for one in given:
             document = document_of(one)
-            upload.limits.check_document(f"document {document.id[:80]!r}", document)
+            limits.check_document(f"document {document.id[:80]!r}", document)
             yield document
 
 
@@ -155,11 +157,13 @@ def _checked_name(given: str) -> str:
     return name
 
 
-def _check_number(documents: int, most: int) -> None:
-    check_at_most(documents, most, "documents", "documents (limits.documents)", LIMIT_CODE)
+def _check_number(documents: int, limits: LimitsConfig) -> None:
+    check_at_most(
+        documents, limits.documents, "documents", "documents (limits.documents)", LIMIT_CODE
+    )
 
 
-def _form_files(body: bytes, boundary: bytes, most: int) -> list[tuple[str, bytes]]:
+def _form_files(body: bytes, boundary: bytes, limits: LimitsConfig) -> list[tuple[str, bytes]]:
     """The names and contents of a form's files. Raises `ApiError` if it is no form, or holds
     anything else.
     """
@@ -170,7 +174,7 @@ def _form_files(body: bytes, boundary: bytes, most: int) -> list[tuple[str, byte
         raise ApiError(400, f"{_NOT_A_FORM}.", param="files")
 
     def keep(file: File) -> None:
-        _check_number(len(files) + 1, most)
+        _check_number(len(files) + 1, limits)
         assert isinstance(file.file_object, BytesIO)
         try:
             name = (file.file_name or b"").decode()

@@ -8,20 +8,11 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from ragkv.prompt import ServedPrompt
-from ragkv.retrieval.rag import question_before
 from ragkv.types import TokenEvent
 
-from ..answers import (
-    check_text,
-    conversation,
-    max_tokens_of,
-    nothing_found,
-    retrieve,
-    stream_answer,
-)
+from .. import answers
 from ..bodies.resources import AskRequest, AskResponse, PrefillReport
 from ..limits import check_at_most
-from ..reports import answer_fields, prefill_fields, sources_of
 from ..service import CallerDep
 from ..sse import Stream, format_event
 from ..work import WorkContext
@@ -46,27 +37,26 @@ _EVENTS = (
 async def ask(body: AskRequest, caller: CallerDep) -> AskResponse | Response:
     """Retrieve passages, fuse their stored KV, and answer with sources, citations and a report."""
     limits = caller.limits
-    check_text(body.question, limits, "question")
+    answers.check_text(body.question, limits, "question")
     check_at_most(body.k, limits.documents, "k", "documents")
-    max_tokens, notes = max_tokens_of(body.max_tokens, limits)
+    max_tokens, notes = answers.max_tokens_of(body.max_tokens, limits)
     form = body.response_format.form if body.response_format else None
 
     def work(context: WorkContext) -> Generator[NamedEvent | AskResponse, None, None]:
-        with conversation(caller, context, body.session_id, body.question) as (tenant, session):
+        with answers.answering(caller, context, body, body.question) as asked:
+            tenant = asked.tenant
             with tenant.preparing(context.check):
-                before = question_before(session, tenant.engine.tokenizer)
-                found = retrieve(tenant, body.question, body, context.check, before=before)
+                found = asked.retrieve(body.question, body)
                 question = tenant.engine.intake.encode(body.question)
-            sources = sources_of(found.hits)
+            sources = answers.sources_of(found.hits)
             numbers = [source.number for source in sources]
             yield "sources", {"sources": [source.model_dump() for source in sources]}
             options = body.engine_options
             options["max_new_tokens"], options["response_format"] = max_tokens, form
-            for event in stream_answer(
-                context, tenant.engine, question, found.chunks, session, **options
-            ):
+            for event in asked.stream(question, found.chunks, asked.session, **options):
                 if isinstance(event, ServedPrompt):
-                    yield "prompt", PrefillReport(**prefill_fields(event, numbers)).model_dump()
+                    report = PrefillReport(**answers.prefill_fields(event, numbers))
+                    yield "prompt", report.model_dump()
                 elif isinstance(event, TokenEvent):
                     if event.text:
                         yield "token", {"text": event.text}
@@ -76,8 +66,12 @@ async def ask(body: AskRequest, caller: CallerDep) -> AskResponse | Response:
                         id=f"ask-{uuid.uuid4().hex}",
                         answer=event.text,
                         finish_reason=event.finish_reason,  # type: ignore[arg-type]
-                        **answer_fields(event, event.text, sources, numbers, body.session_id),
-                        notes=notes if found.hits else [*notes, nothing_found(body.collection)],
+                        **answers.answer_fields(
+                            event, event.text, sources, numbers, body.session_id
+                        ),
+                        notes=notes
+                        if found.hits
+                        else [*notes, answers.nothing_found(body.collection)],
                     )
 
     if body.stream:

@@ -34,45 +34,16 @@ from ragkv.model.decode.token_text import TokenText
 from ragkv.prompt import AnswerOptions
 from ragkv.prompt.constraints import ResponseFormat
 from ragkv.retrieval import Passage
-from ragkv.retrieval.rag import question_before
-from ragkv.types import Answer, Chunk, Text, TokenEvent
+from ragkv.types import Answer, Text, TokenEvent
 
-from ..answers import (
-    Found,
-    check_text,
-    conversation,
-    max_tokens_of,
-    nothing_found,
-    retrieve,
-    stream_answer,
-)
+from .. import answers
+from ..bodies import chat_answer as schemas
 from ..bodies.chat import ChatRequest, Message
-from ..bodies.chat_answer import (
-    AssistantMessage,
-    ChatHead,
-    ChatResponse,
-    Choice,
-    Logprobs,
-    Piece,
-    PromptTokensDetails,
-    UsageBody,
-    chunk_of,
-    last_chunks,
-)
 from ..bodies.parts import notes_of
 from ..bodies.resources import AnswerReport, RetrievalBody, SourceBody
 from ..bodies.tools import NamedTool, ToolDefinition, called, check_choice
 from ..errors import ApiError
 from ..limits import check_at_most
-from ..reports import (
-    annotations_of,
-    answer_fields,
-    citations_of,
-    missing_markers,
-    source_of,
-    sources_of,
-    without_markers,
-)
 from ..service import Caller, CallerDep
 from ..settings import LimitsConfig
 from ..sse import DONE, Stream, format_event
@@ -87,10 +58,10 @@ _STREAM = "With `stream`: chat.completion.chunk objects, then `[DONE]`; the last
 @router.post(
     "/chat/completions",
     summary="Answer a chat",
-    response_model=ChatResponse,
+    response_model=schemas.ChatResponse,
     responses={200: {"description": _STREAM, "content": {"text/event-stream": {}}}},
 )
-async def chat(body: ChatRequest, caller: CallerDep) -> ChatResponse | Response:
+async def chat(body: ChatRequest, caller: CallerDep) -> schemas.ChatResponse | Response:
     """OpenAI's endpoint. `documents` come with the request, or `rag` finds them; the answer cites
     them as [n].
     """
@@ -99,27 +70,27 @@ async def chat(body: ChatRequest, caller: CallerDep) -> ChatResponse | Response:
         return _streamed(
             completion, await caller.service.answer_pool.stream(caller.request, completion.events)
         )
-    return await caller.answer(completion.events, ChatResponse)
+    return await caller.answer(completion.events, schemas.ChatResponse)
 
 
 def _streamed(
-    completion: "ChatCompletion", items: AsyncGenerator[Piece | ChatResponse, None]
+    completion: "ChatCompletion", items: AsyncGenerator[schemas.Piece | schemas.ChatResponse, None]
 ) -> Stream:
     options = completion.body.stream_options
     with_usage = options is not None and options.include_usage
     head = completion.head
 
-    def show(item: Piece | ChatResponse) -> Iterator[str]:
-        if not isinstance(item, Piece):
-            yield from map(format_event, last_chunks(item, with_usage))
+    def show(item: schemas.Piece | schemas.ChatResponse) -> Iterator[str]:
+        if not isinstance(item, schemas.Piece):
+            yield from map(format_event, schemas.last_chunks(item, with_usage))
             yield DONE  # now: missed passages are encoded before the stream ends
             return
-        chunk = chunk_of(head, with_usage, {"content": item.text})
+        chunk = schemas.chunk_of(head, with_usage, {"content": item.text})
         if item.logprobs:
             chunk["choices"][0]["logprobs"] = {"content": item.logprobs, "refusal": None}
         yield format_event(chunk)
 
-    first = format_event(chunk_of(head, with_usage, {"role": "assistant", "content": ""}))
+    first = format_event(schemas.chunk_of(head, with_usage, {"role": "assistant", "content": ""}))
     return Stream(items, show, lambda error: format_event(error.body), first)
 
 
@@ -133,7 +104,7 @@ class ChatCompletion:
     rag: RetrievalBody | None
     max_tokens: int
     notes: list[str]  # on what the request asks for and does not get
-    head: ChatHead  # what names the answer
+    head: schemas.ChatHead  # what names the answer
 
     @classmethod
     def of(cls, caller: Caller, body: ChatRequest) -> Self:
@@ -146,10 +117,12 @@ class ChatCompletion:
         if collection is not None and (rag is None or "collection" not in rag.model_fields_set):
             rag = (rag or RetrievalBody()).model_copy(update={"collection": collection})
         _check(body, rag.k if rag else 0, limits)
-        max_tokens, cut = max_tokens_of(body.max_completion_tokens or body.max_tokens, limits)
+        max_tokens, cut = answers.max_tokens_of(
+            body.max_completion_tokens or body.max_tokens, limits
+        )
         parts = [part for message in body.messages for part in message.parts]
         id = f"chatcmpl-{uuid.uuid4().hex}"
-        head = ChatHead(id=id, created=int(time.time()), model=body.model)
+        head = schemas.ChatHead(id=id, created=int(time.time()), model=body.model)
         return cls(caller, body, rag, max_tokens, notes_of([body, *parts]) + cut, head)
 
     @property
@@ -157,32 +130,30 @@ class ChatCompletion:
         """The tools that the answer may call."""
         return () if self.body.tool_choice == "none" else self.body.tools or ()
 
-    def events(self, context: WorkContext) -> Generator[Piece | ChatResponse, None, None]:
+    def events(
+        self, context: WorkContext
+    ) -> Generator[schemas.Piece | schemas.ChatResponse, None, None]:
         """Pieces of the answer as soon as they are certain, then the whole response."""
         asked = [message.text for message in self.body.messages if message.role == "user"]
-        with conversation(self.caller, context, self.body.session_id, asked[-1]) as (
-            tenant,
-            session,
-        ):
+        with answers.answering(self.caller, context, self.body, asked[-1]) as work:
+            tenant = work.tenant
             # 1. Find the documents and build the prompt.
             with tenant.preparing(context.check):
-                found = Found("")
+                found = answers.Found("")
                 if self.rag is not None:
-                    before = asked[-2] if len(asked) > 1 else ""
-                    if session is not None:
-                        before = question_before(session, tenant.engine.tokenizer)
                     param = "rag.collection" if self.body.rag else "model"
-                    found = retrieve(tenant, asked[-1], self.rag, context.check, param, before)
+                    before = asked[-2] if len(asked) > 1 else ""
+                    found = work.retrieve(asked[-1], self.rag, param, before)
                 sources = self._sources(found)
                 left_out = tenant.passages_left_out(context.check)
-                prompt = self._prompt(tenant, sources, found, session)
+                prompt = self._prompt(tenant, sources, found, work.session)
             # 2. Answer.
-            response = yield from self._answered(context, tenant, prompt, sources)
+            response = yield from self._answered(work, prompt, sources)
             found.drop_deleted(tenant)
             response.ragkv.notes += [*left_out, *self._without_documents(tenant, prompt)]
             yield response
 
-    def _sources(self, found: Found) -> list[SourceBody]:
+    def _sources(self, found: answers.Found) -> list[SourceBody]:
         """The documents of the request, then those that were found."""
         sources = list[SourceBody]()
         for number, given in enumerate(self.body.documents or [], 1):
@@ -190,11 +161,15 @@ class ChatCompletion:
             passage = Passage(
                 "", id, given.text, (0, len(given.text)), given.title or id, {"title": given.title}
             )
-            sources.append(source_of(number, passage))
-        return sources + sources_of(found.hits, len(sources) + 1)
+            sources.append(answers.source_of(number, passage))
+        return sources + answers.sources_of(found.hits, len(sources) + 1)
 
     def _prompt(
-        self, tenant: Tenant, sources: Sequence[SourceBody], found: Found, session: Session | None
+        self,
+        tenant: Tenant,
+        sources: Sequence[SourceBody],
+        found: answers.Found,
+        session: Session | None,
     ) -> ChatPrompt:
         """The messages with the sources, as the engine takes them. What was found keeps its ids."""
         given = len(sources) - len(found.chunks)
@@ -220,9 +195,10 @@ class ChatCompletion:
         return tenant.chat.build_prompt(request, False, session)
 
     def _answered(
-        self, context: WorkContext, tenant: Tenant, prompt: ChatPrompt, sources: list[SourceBody]
-    ) -> Generator[Piece, None, ChatResponse]:
+        self, work: answers.Answering, prompt: ChatPrompt, sources: list[SourceBody]
+    ) -> Generator[schemas.Piece, None, schemas.ChatResponse]:
         """Pieces of the answer; returns the response."""
+        tenant = work.tenant
         form = self._form(tenant)
         names = [tool.function.name for tool in self._tools]
         tokens = TokenText(tenant.engine.tokenizer) if self.body.logprobs else None
@@ -235,10 +211,8 @@ class ChatCompletion:
         session = prompt.conversation.session if prompt.conversation else None
         answer: Answer | None = None
         filtered = CallFilter(names, form is not None and not form.schema)
-        made = stream_answer(
-            context, tenant.engine, prompt.question, prompt.chunks, session, **options
-        )
         try:
+            made = work.stream(prompt.question, prompt.chunks, session, **options)
             with closing(made) as events:
                 for event in events:
                     if isinstance(event, TokenEvent):
@@ -246,7 +220,7 @@ class ChatCompletion:
                         logprobs = tokens.entries(given) if tokens else []
                         text = filtered.add(event.text)
                         if text or logprobs:
-                            yield Piece(text, logprobs)
+                            yield schemas.Piece(text, logprobs)
                     elif isinstance(event, Answer):
                         answer = event  # sent after the loop, when the session is free again
         finally:
@@ -261,11 +235,11 @@ class ChatCompletion:
         left = found.behind(filtered.sent)
         content = filtered.sent + left
         if not found.calls and form is None:
-            markers = missing_markers(content, citations_of(content, sources))
+            markers = answers.missing_markers(content, answers.citations_of(content, sources))
             left += markers
             content += markers
         if left:
-            yield Piece(left)
+            yield schemas.Piece(left)
         return self._response(tokens, prompt, answer, content, sources, found)
 
     def _form(self, tenant: Tenant) -> ResponseFormat | None:
@@ -288,7 +262,7 @@ class ChatCompletion:
         if prompt.documents:
             return []
         if self.rag is not None:
-            return [nothing_found(self.rag.collection)]
+            return [answers.nothing_found(self.rag.collection)]
         names = tenant.collections.folders.names()
         if not names or self.body.documents:
             return []
@@ -306,34 +280,38 @@ class ChatCompletion:
         content: str,
         sources: list[SourceBody],
         found: FoundCalls,
-    ) -> ChatResponse:
-        numbers = [chunk.metadata.get("number") for chunk in _without_opening(prompt.chunks)]
+    ) -> schemas.ChatResponse:
+        # as the engine numbers chunks: it does not count an opening text
+        chunks = [one for one in prompt.chunks if not (isinstance(one, Text) and one.opening)]
+        numbers = [chunk.metadata.get("number") for chunk in chunks]
         report = AnswerReport(
-            **answer_fields(answer, content, sources, numbers, self.body.session_id),
+            **answers.answer_fields(answer, content, sources, numbers, self.body.session_id),
             notes=[*self.notes],
         )
         collection = self.rag.collection if self.rag else None
-        choice = Choice(
-            message=AssistantMessage(
+        choice = schemas.Choice(
+            message=schemas.AssistantMessage(
                 content=None if found.calls and not content.strip() else content,
                 tool_calls=called(found.calls) if found.calls else None,
-                annotations=annotations_of(
+                annotations=answers.annotations_of(
                     content, report, collection, len(self.body.documents or [])
                 ),
             ),
-            logprobs=Logprobs(content=tokens.entries(answer.logprobs)) if tokens else None,  # type: ignore[arg-type]
+            logprobs=schemas.Logprobs(content=tokens.entries(answer.logprobs)) if tokens else None,  # type: ignore[arg-type]
             finish_reason="tool_calls"
             if found.calls and answer.finish_reason == "stop"
             else answer.finish_reason,  # type: ignore[arg-type]
         )
         used = answer.reuse
-        usage = UsageBody(
+        usage = schemas.UsageBody(
             prompt_tokens=used.tokens,
             completion_tokens=len(answer.token_ids),
             total_tokens=used.tokens + len(answer.token_ids),
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=used.exact + used.fused),
+            prompt_tokens_details=schemas.PromptTokensDetails(
+                cached_tokens=used.exact + used.fused
+            ),
         )
-        return ChatResponse(**dict(self.head), choices=[choice], usage=usage, ragkv=report)
+        return schemas.ChatResponse(**dict(self.head), choices=[choice], usage=usage, ragkv=report)
 
 
 def _check(body: ChatRequest, found: int, limits: LimitsConfig) -> None:
@@ -343,7 +321,7 @@ def _check(body: ChatRequest, found: int, limits: LimitsConfig) -> None:
             400, "There is no user message: the prompt needs a question.", param="messages"
         )
     for number, message in enumerate(body.messages):
-        check_text(message.text, limits, f"messages.{number}")
+        answers.check_text(message.text, limits, f"messages.{number}")
     documents = body.documents or []
     check_at_most(len(documents) + found, limits.documents, "documents", "documents")
     for number, document in enumerate(documents):
@@ -365,17 +343,7 @@ def _plain(message: Message) -> PlainMessage:
     """A message as plain text. Raises `ApiError` for a call whose arguments are no JSON object."""
     if message.role == "assistant":
         calls = tuple(given.call for given in message.tool_calls or ())
-        return PlainMessage("assistant", without_markers(message.text), calls)
-    if message.role == "tool":
-        return PlainMessage(
-            "tool", message.text, call_id=message.tool_call_id or "", name=message.name or ""
-        )
-    return PlainMessage(
-        "system" if message.role in ("system", "developer") else "user", message.text
-    )
-
-
-def _without_opening(chunks: Sequence[Chunk]) -> Sequence[Chunk]:
-    """The chunks as the engine numbers them: it does not count an opening text."""
-    first = chunks[0] if chunks else None
-    return chunks[1:] if isinstance(first, Text) and first.opening else chunks
+        return PlainMessage("assistant", answers.without_markers(message.text), calls)
+    role = "system" if message.role == "developer" else message.role
+    call_id = message.tool_call_id or ""
+    return PlainMessage(role, message.text, call_id=call_id, name=message.name or "")

@@ -5,18 +5,17 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from ragkv.retrieval import Index, ParseLimits
+from ragkv.retrieval import Index
 from ragkv.retrieval.rag import Rag
 from ragkv.runtime import Check
 
-from ..answers import check_text
+from ..answers import check_text, sources_of, title_of
 from ..bodies import resources as schemas
 from ..bodies.documents import ID_PATTERN, DocumentsIn
 from ..documents.upload_parsing import FORM, Parsed, Upload, parse_upload
 from ..errors import not_found
 from ..keys import Principal
 from ..limits import check_at_most, check_disk
-from ..reports import sources_of, title_of
 from ..service import Caller, CallerDep
 from ..tenants import Tenant
 
@@ -191,15 +190,11 @@ async def search(
 
 async def _documents(caller: Caller) -> Parsed:
     """The documents of a request's body; of a large one also the passages. Raises `ApiError`."""
-    limits = caller.limits
     request = caller.request
     service = caller.service
-    one = ParseLimits(
-        **{field.name: getattr(limits, field.name) for field in dataclasses.fields(ParseLimits)}
-    )
     kind = request.headers.get("content-type", "")
     size = request.headers.get("content-length", "")
-    upload = Upload(kind, limits.documents, limits.upload_chars, one)
+    upload = Upload(kind, caller.limits)
     if not kind.lower().startswith(FORM) and size.isdigit() and int(size[:20]) <= SMALL_BYTES:
         return Parsed(parse_upload(upload, await _body(request)))
     async with service.parser.place(caller.principal.tenant):

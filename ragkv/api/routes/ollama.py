@@ -94,13 +94,10 @@ async def chat(body: OllamaRequest, caller: CallerDep) -> Response:
     """Answer a chat."""
 
     def form(text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "message": {
-                "role": "assistant",
-                "content": text,
-                **({"tool_calls": calls} if calls else {}),
-            }
-        }
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if calls:
+            message["tool_calls"] = calls
+        return {"message": message}
 
     return await _answered(body, caller, form)
 

@@ -1,7 +1,7 @@
 """`RagKVChatMessageHistory`: the messages of a conversation, durable if the engine has a directory.
 
 It stores text and no KV. The model finds the session of a conversation by the content of its
-messages (see `ragkv.chat.conversations`), so any history that returns the same messages gets
+messages (see `ragkv.chat.finder`), so any history that returns the same messages gets
 the stored KV. `clear` deletes both.
 """
 

@@ -23,7 +23,7 @@ from ragkv.prompt import (
     SharedModel,
     Task,
 )
-from ragkv.prompt.history import PartKind
+from ragkv.prompt.history import Part, PartKind
 from ragkv.scheduling import Scheduler
 from ragkv.types import Answer, TokenEvent
 
@@ -194,14 +194,11 @@ class VllmBackend:
         prompt = task.prompt
         if task.request.method.reuse == "none" or not self._shares_kv:
             return salted(self._tenant, secret=self._secret) if self._tenant else None
-        history = prompt.past_ids
-        at = 0
         first = list[int]()
-        for part in prompt.history.parts if prompt.history else ():
+        for run, part in _history(prompt):
             if part.turn == 0 and part.kind in (PartKind.CHUNK, PartKind.QUESTION):
-                first += history[at : at + len(part)]
-            at += len(part)
-        if not at:
+                first += prompt.token_ids[run]
+        if not prompt.past_ids:
             first = [*prompt.token_ids[len(prompt.prefix) :]]
         return salted(first if task.keep and first else name, secret=self._secret)
 
@@ -209,15 +206,20 @@ class VllmBackend:
         """The positions of whole chunks of earlier turns whose KV is stored: they are
         fused again.
         """
-        history = prompt.past_ids
-        at = 0
-        for part in prompt.history.parts if prompt.history else ():
-            if part.kind is PartKind.CHUNK and self._entries.has(history[at : at + len(part)]):
-                yield [len(prompt.prefix) + at, len(prompt.prefix) + at + len(part)]
-            at += len(part)
+        for run, part in _history(prompt):
+            if part.kind is PartKind.CHUNK and self._entries.has(prompt.token_ids[run]):
+                yield [run.start, run.stop]
 
     def _broken(self, what: str) -> AnswerServerError:
         return AnswerServerError(f"vLLM at {self._server.url} {what}. See docs/vllm.md.")
+
+
+def _history(prompt: Prompt) -> Iterator[tuple[slice, Part]]:
+    """The parts of the prompt's history, each with its positions."""
+    at = len(prompt.prefix)
+    for part in prompt.history.parts if prompt.history else ():
+        yield slice(at, at + len(part)), part
+        at += len(part)
 
 
 def _chunks(prompt: Prompt) -> Iterator[list[int]]:

@@ -7,6 +7,7 @@ aborts the request.
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -25,7 +26,10 @@ from ragkv.errors import (
     MissingExtraError,
 )
 from ragkv.runtime import Check, Closing
+from ragkv.store import Identity
 from ragkv.types import TokenLogprob
+
+from .prompt_report import differences
 
 log = logging.getLogger(__name__)
 
@@ -75,15 +79,13 @@ class VllmServer(Closing):
             max_retries=0,
             timeout=timeout,
         )
-        self._lock = threading.Lock()
+        self._probing = threading.Lock()
         self._problem: str | None = f"vLLM at {self.url} was not asked yet."
         # What the connector said about itself: its `ratio` and `selector` count for requests that
         # name none.
         self.connector: Mapping[str, Any] = {"ratio": None, "selector": ""}
-        self._probe: Future[None] | None = None  # the last one
-        self._probed_at = 0.0
-        # raises `AnswerServerError`
-        self.check_connector: Callable[[Mapping[str, Any]], None] = lambda _: None
+        self._probed_at = -math.inf
+        self.identity: Identity | None = None  # of the model that must be there; None: any
         self._running = start_blocking_portal(name="ragkv-vllm")
         self._portal = self._running.__enter__()
         for noisy in ("httpx", "httpx2", "openai"):  # they log a line for every request
@@ -106,14 +108,11 @@ class VllmServer(Closing):
         """Why the server gives no answers; `None` if it does. Asks at most every `PROBE_S`, and
         waits a moment.
         """
-        with self._lock:
-            now = time.monotonic()
-            if self._probe is None or (self._probe.done() and now - self._probed_at > PROBE_S):
-                self._probe = self.submit(self._ask)
-                self._probed_at = now
-            probe = self._probe
-        with suppress(TimeoutError):
-            probe.result(PROBE_WAIT_S + 1.0)
+        with self._probing:
+            if time.monotonic() - self._probed_at > PROBE_S:
+                with suppress(TimeoutError):
+                    self.submit(self._ask).result(PROBE_WAIT_S + 1.0)
+                self._probed_at = time.monotonic()
         return self._problem
 
     def close(self) -> None:
@@ -226,10 +225,15 @@ class VllmServer(Closing):
                 f"vLLM at {self.url} runs without ragkv's connector, or with one of another "
                 "version (docs/vllm.md)."
             )
-        self.check_connector(found)
-        with self._lock:
-            self.connector = found
-            self._problem = None
+        if (own := self.identity) is not None:
+            # The context and the codec are a tenant's: they are compared with every report.
+            theirs = {**found["identity"], "context": own.context, "codec": own.codec}
+            if other := differences(own, theirs):
+                raise AnswerServerError(
+                    f"vLLM serves another model than this server ingests with: {', '.join(other)}."
+                )
+        self.connector = found
+        self._problem = None
         return dict(found)
 
     async def _ask(self) -> None:

@@ -134,8 +134,8 @@ def test_with_conversations_off_no_turn_is_saved(tiny: str) -> None:
 def test_beyond_the_limit_the_oldest_session_is_deleted(
     llm: ChatRagKV, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ragkv.chat.conversations.MAX_SAVED", 2)
-    monkeypatch.setattr("ragkv.chat.conversations.TRIMMED", 1)
+    monkeypatch.setattr("ragkv.chat.finder.MAX_SAVED", 2)
+    monkeypatch.setattr("ragkv.chat.finder.TRIMMED", 1)
     talks = [talk(llm, f"Question {n}?") for n in range(3)]
     assert (
         len(
