@@ -248,16 +248,13 @@ def citations_of(answer: str, sources: Sequence[SourceBody]) -> list[CitationBod
 
 def prefill_fields(made: ServedPrompt | Answer, numbers: Sequence[int | None]) -> dict[str, Any]:
     """The fields of a `PrefillReport`. `numbers` are the source numbers of the request's chunks."""
-    spans = [
-        SpanBody(
-            **dataclasses.asdict(span),
-            recomputed=span.recomputed,
-            number=None
-            if span.chunk is None or span.chunk >= len(numbers)
-            else numbers[span.chunk],
+    spans = []
+    for span in made.spans:
+        has_number = span.chunk is not None and span.chunk < len(numbers)
+        number = numbers[span.chunk] if has_number else None  # type: ignore[index]
+        spans.append(
+            SpanBody(**dataclasses.asdict(span), recomputed=span.recomputed, number=number)
         )
-        for span in made.spans
-    ]
     reuse = ReuseBody(**dataclasses.asdict(made.reuse), tokens=made.reuse.tokens)
     return {"reuse": reuse, "timing": made.timing, "prompt": spans}
 
@@ -270,11 +267,8 @@ def answer_fields(
     session_id: str | None,
 ) -> dict[str, Any]:
     """The fields of an `AnswerReport`. `content` is the answer's text as the client sees it."""
-    report = {
-        "citations": citations_of(content, sources),
-        "sources": sources,
-        "session_id": session_id,
-    }
+    citations = citations_of(content, sources)
+    report = {"citations": citations, "sources": sources, "session_id": session_id}
     return {**prefill_fields(answer, numbers), **report}
 
 

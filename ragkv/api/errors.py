@@ -14,7 +14,6 @@ from ragkv.errors import RagKVError
 CLIENT_GONE = 499
 
 _TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -24,7 +23,6 @@ _TYPES = {
     415: "unsupported_media_type",
     429: "rate_limit_error",
     CLIENT_GONE: "client_gone",
-    500: "server_error",
     503: "overloaded_error",
     504: "timeout_error",
     507: "insufficient_storage",

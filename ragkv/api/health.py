@@ -69,11 +69,11 @@ def router(service: Service) -> APIRouter:
                     "The metrics require the token of the setting auth.metrics_token."
                 )
         elif not service.config.is_private or came_through_proxy(request.headers):
-            raise ApiError(
-                403,
+            message = (
                 "The metrics are for this machine only. Set auth.metrics_token to read them "
-                "remotely.",
+                "remotely."
             )
+            raise ApiError(403, message)
         service.metrics.ready.set(service.unavailable_reason is None)
         # it collects the engines' stats
         text = await asyncio.to_thread(generate_latest, service.metrics.registry)

@@ -26,17 +26,16 @@ class Window:
     """How much was counted in the last minute. One thread at a time."""
 
     def __init__(self) -> None:
-        self._used = 0
-        self._steps: deque[tuple[float, int]] = deque()  # when each began, and its count
+        self._used = 0.0
+        self._steps: deque[list[float]] = deque()  # when each began, and its count
 
     def count(self, amount: int, now: float) -> None:
         """Count `amount` at the time `now`."""
         self._used += amount
         if self._steps and now < self._steps[-1][0] + STEP_S:
-            began, counted = self._steps.pop()
-            self._steps.append((began, counted + amount))
+            self._steps[-1][1] += amount
         else:
-            self._steps.append((now, amount))
+            self._steps.append([now, amount])
 
     def wait_s(self, limit: int, now: float) -> float:
         """Seconds until less than `limit` is counted; 0 if that is so already."""

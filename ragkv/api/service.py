@@ -95,9 +95,9 @@ class Service(Closing):
         if model == self.model_id:
             return None
         if not model.startswith(f"{self.model_id}:"):
+            example = f"{self.model_id}:default"
             raise unknown_model(
-                model,
-                f"{self.model_id!r}, alone or with a collection, as in {self.model_id}:default",
+                model, f"{self.model_id!r}, alone or with a collection, as in {example}"
             )
         return model.removeprefix(f"{self.model_id}:")
 
@@ -275,9 +275,7 @@ class Caller:
 
 async def _caller(request: Request) -> Caller:
     principal = request.state.principal
-    assert isinstance(principal, Principal), (
-        "the middleware sets the principal before any route runs"
-    )
+    assert isinstance(principal, Principal)  # the middleware sets it before any route runs
     return Caller(request, request.app.state.service, principal)
 
 

@@ -53,7 +53,7 @@ class Tenant(Closing):
         self._quotas = quotas
         kv_directory = engine.config.store.directory
         assert kv_directory is not None  # every tenant has one
-        calls = collections.texts, self._forget_requests, collections.tidy
+        calls = collections.texts, collections.forget_requests, collections.tidy
         self._follower = DeletionFollower(collections.journal, engine, Path(kv_directory), *calls)
         self._follower.start()
 
@@ -74,11 +74,6 @@ class Tenant(Closing):
         while not known.read.wait(FIRST_LOOK_S):
             check()
         return known.left_out
-
-    def _forget_requests(self) -> None:
-        """Other replicas tell of a deletion: requests under way may have read the text."""
-        self.collections.deletions += 1
-        self.chat.forget_requests()
 
     def engine_session_id(self, session_id: str) -> str:
         """The engine's id of the session that the client calls `session_id`."""
@@ -235,8 +230,8 @@ class Tenants(Closing):
             index = functools.partial(Rag, engine, embedder=self.embedder, home=home)
             pool = self._collections
             chat = ChatEngine(engine)
-            known = chat.catalogue.passages, self._config.limits.known_chars
-            collections = Collections(directory, index, engine, pool, self.reserve, *known)
+            known = self._config.limits.known_chars
+            collections = Collections(directory, index, engine, pool, self.reserve, chat, known)
             tenant = Tenant(engine, chat, collections, self._config.quotas)
         except BaseException:
             engine.close()

@@ -156,13 +156,10 @@ class Forms:
     """
 
     def __init__(self, engine: Engine) -> None:
-        directory = engine.config.store.directory
+        store = engine.config.store
+        directory = None if store.read_only else store.directory
         self._engine = engine
-        self._path = (
-            None
-            if directory is None or engine.config.store.read_only
-            else Path(directory) / FORMS_FILE
-        )
+        self._path = None if directory is None else Path(directory) / FORMS_FILE
         self._lock = threading.Lock()
         self._forms = dict.fromkeys(self._read())
         self._tokens = sum(map(len, self._forms))

@@ -94,11 +94,9 @@ class Template:
         Calls and results are text where the prompt has no tools, or the chat template knows none.
         """
         merged: list[PlainMessage] = []
-        for message in (
-            messages
-            if self._tools and self.knows_tools
-            else filter(None, map(self._as_text, messages))
-        ):
+        if not (self._tools and self.knows_tools):
+            messages = list(filter(None, map(self._as_text, messages)))
+        for message in messages:
             plain = message.role != "tool" and not message.calls
             if plain and merged and merged[-1].role == message.role and not merged[-1].calls:
                 merged[-1] = replace(
@@ -157,11 +155,8 @@ class Template:
     @property
     def bos_ids(self) -> tuple[int, ...]:
         """What an opening begins with that the template does not write."""
-        return (
-            ()
-            if self.is_chat or self._tokenizer.bos_token_id is None
-            else (int(self._tokenizer.bos_token_id),)
-        )
+        bos = self._tokenizer.bos_token_id
+        return () if self.is_chat or bos is None else (int(bos),)
 
     def encode(self, text: str, cuts: Sequence[int] = ()) -> tuple[int, ...]:
         """The ids of rendered text, tokenized apart at `cuts`; without special tokens around it."""

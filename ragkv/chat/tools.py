@@ -73,9 +73,8 @@ def syntax_of(chat_template: str | None, knows_tools: bool) -> CallSyntax:
         return "tagged"
     if "[TOOL_CALLS]" in template:
         return "list"
-    return (
-        "parameters" if '"parameters": ' in template or "'parameters'" in template else "arguments"
-    )
+    is_named = '"parameters": ' in template or "'parameters'" in template
+    return "parameters" if is_named else "arguments"
 
 
 class FoundCalls(NamedTuple):
@@ -86,11 +85,9 @@ class FoundCalls(NamedTuple):
 
     def behind(self, sent: str) -> str:
         """The text that is left to send when the beginning of the answer was sent."""
-        return (
-            self.text[len(sent) :]
-            if self.text.startswith(sent)
-            else self.text.removeprefix(sent.strip())
-        )
+        if self.text.startswith(sent):
+            return self.text[len(sent) :]
+        return self.text.removeprefix(sent.strip())
 
 
 def find_calls(answer: str, names: Sequence[str], finish_reason: str = "stop") -> FoundCalls:
@@ -155,11 +152,9 @@ def required_form(
 
 def _closed(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     """A function without parameters takes no arguments."""
-    return (
-        {"additionalProperties": False, **parameters}
-        if not parameters.get("properties")
-        else parameters
-    )
+    if parameters.get("properties"):
+        return parameters
+    return {"additionalProperties": False, **parameters}
 
 
 class CallFilter:

@@ -137,7 +137,7 @@ def test_an_answer_leaves_no_kv_of_a_text_that_was_deleted_meanwhile(
         if told:
             monkeypatch.undo()
             engine.delete(FACTS[:1])
-            service_of(client.app).tenants.opened()[""]._forget_requests()
+            service_of(client.app).tenants.opened()[""].collections.forget_requests()
         return stream(*given, **more)
 
     monkeypatch.setattr(Answering, "stream", delete_first)

@@ -105,12 +105,8 @@ class CollectionFolders:
         """
         with self.lock:
             if name in self._hidden:
-                raise ApiError(
-                    409,
-                    f"Collection {name!r} is being deleted. Ask again.",
-                    param="name",
-                    retry_after_s=1,
-                )
+                message = f"Collection {name!r} is being deleted. Ask again."
+                raise ApiError(409, message, param="name", retry_after_s=1)
             if self.key(name) is not None:
                 return False
             check(len(self.names()))

@@ -17,7 +17,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from ragkv.chat import PassageMatcher
+from ragkv.chat import ChatEngine
 from ragkv.config import MIB
 from ragkv.engine import Engine
 from ragkv.entries import WarmReport
@@ -79,16 +79,17 @@ class Collections(Closing):
         engine: Engine,
         pool: CollectionPool,
         reserve: Reserve,
-        matcher: PassageMatcher,
+        chat: ChatEngine,
         known_chars: int,
     ) -> None:
         """`directory` is the tenant's; `open_index` opens the index in a folder, on the tenant's
-        `engine`; `reserve` is the home's. `matcher` knows the passages, up to `known_chars`.
+        `engine`; `reserve` is the home's. `chat` knows the passages, up to `known_chars`.
         """
         self.folders = CollectionFolders(directory)
-        self.known_passages = KnownPassages(self.folders, matcher, known_chars)
+        self.known_passages = KnownPassages(self.folders, chat.catalogue.passages, known_chars)
         self.journal = DeletionJournal(directory)
         self._engine = engine
+        self._chat = chat
         self._open_index = open_index
         self._pool = pool
         self._reserve = reserve
@@ -281,11 +282,19 @@ class Collections(Closing):
         unheld = self.folders.unheld(texts)
         self._take_out(self._keys(texts - unheld))
         chunks = [self._engine.chunk(text) for text in unheld]
-        # First: a request that does not see it has stored its KV before it is dropped here.
-        self.deletions += bool(unheld)
+        if texts:
+            # First: a request that does not see it has stored its KV before it is dropped here.
+            self.forget_requests()
         # Noted again: a replica may have read the index before its change.
         self.journal.add(self._engine.entries.keys(chunks))
         self._engine.delete(chunks)
+
+    def forget_requests(self) -> None:
+        """Texts are deleted, here or by another replica: requests under way may have read them, and
+        conversations without a name may contain them.
+        """
+        self.deletions += 1
+        self._chat.forget_requests()
 
     def _note(self, passages: Iterable[Passage]) -> None:
         """Note for all replicas that texts are forgotten, before they are: a kill in between loses
@@ -316,8 +325,7 @@ class Collections(Closing):
                 if folder not in self._unfinished:  # another thread was faster
                     continue
                 try:
-                    drop = partial(self._drop_all_of, folder)
-                    making_room(drop, self._make_room)
+                    making_room(partial(self._drop_all_of, folder), self._make_room)
                 except Exception as error:
                     if self._unfinished[folder] != str(error):
                         log.exception("collection_erase_failed: it is tried again.")

@@ -147,12 +147,8 @@ class DeletionJournal:
             ) as connection:
                 connection.execute("PRAGMA synchronous = FULL")
                 connection.execute("BEGIN IMMEDIATE")
-                if (
-                    connection.execute(
-                        "SELECT 1 FROM sqlite_master WHERE name = 'facts'"
-                    ).fetchone()
-                    is None
-                ):
+                tables = connection.execute("SELECT name FROM sqlite_master").fetchall()
+                if ("facts",) not in tables:
                     for statement in SCHEMA.split(";"):
                         connection.execute(statement)
                     facts = [("journal", secrets.token_hex(8)), ("dropped", "0")]

@@ -19,7 +19,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, parse_options_header
 
 from ragkv.body_errors import describe_errors
-from ragkv.errors import DocumentError, DocumentLimitError, MissingExtraError
+from ragkv.errors import DocumentError, DocumentLimitError
 from ragkv.retrieval import Document, ParseLimits, Passage, Splitter, load_bytes
 from ragkv.retrieval.documents.files import has_loader
 from ragkv.retrieval.documents.formats import KNOWN
@@ -70,7 +70,7 @@ def parse_and_split(upload: Upload, body: bytes) -> Parsed:
 
 
 def parse_upload(upload: Upload, body: bytes) -> list[Document]:
-    """The documents of a body. Raises `ApiError`."""
+    """The documents of a body. Raises `ApiError`, `DocumentError` and `MissingExtraError`."""
     documents: list[Document] = []
     chars = 0
     try:
@@ -86,8 +86,6 @@ def parse_upload(upload: Upload, body: bytes) -> list[Document]:
     except DocumentLimitError as error:
         message = f"{error.problem}. Split it, or raise the server's setting limits.{error.limit}."
         raise ApiError(400, message, LIMIT_CODE, "documents") from error
-    except (DocumentError, MissingExtraError) as error:
-        raise ApiError(400, str(error)) from error
     except ValidationError as error:
         message, param = describe_errors(error.errors(include_url=False, include_input=False))
         raise ApiError(400, message, param=param) from error
@@ -104,9 +102,7 @@ def _documents(upload: Upload, body: bytes) -> Iterator[Document]:
         for name, data in _form_files(body, options.get(b"boundary", b""), upload.limits):
             yield from _file_documents(_checked_name(name), data, limits)
     else:
-        given = DocumentsIn.model_validate_json(body or b"null").documents
-        _check_number(len(given), upload.limits)
-        for one in given:
+        for one in DocumentsIn.model_validate_json(body or b"null").documents:
             document = document_of(one)
             limits.check_document(f"document {document.id[:80]!r}", document)
             yield document

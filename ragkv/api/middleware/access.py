@@ -168,9 +168,8 @@ def bounded(scope: Scope, receive: Receive, limits: LimitsConfig) -> Receive:
     """
     headers = MutableHeaders(scope=scope)
     holds_documents = _UPLOAD_PATHS.fullmatch(scope["path"]) is not None
-    setting = (
-        "body_bytes" if holds_documents or limits.body_bytes <= limits.json_bytes else "json_bytes"
-    )
+    is_small = not holds_documents and limits.json_bytes < limits.body_bytes
+    setting = "json_bytes" if is_small else "body_bytes"
     size = 0
     values = 0
     most = getattr(limits, setting)
@@ -213,9 +212,9 @@ def _is_curl(path: str, headers: Headers) -> bool:
 
     A web page can send a form, too; but a browser says where it comes from.
     """
-    kinds = ("", "application/x-www-form-urlencoded")
     of_browser = "origin" in headers or "sec-fetch-site" in headers
-    return path.startswith("/api/") and headers.get("content-type", "") in kinds and not of_browser
+    is_form = headers.get("content-type", "") in ("", "application/x-www-form-urlencoded")
+    return path.startswith("/api/") and is_form and not of_browser
 
 
 def _check_type(content_type: str, takes_forms: bool) -> None:

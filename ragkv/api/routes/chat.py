@@ -9,7 +9,7 @@ that: the messages of the next request will not contain the documents.
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Self
@@ -66,17 +66,10 @@ async def chat(body: ChatRequest, caller: CallerDep) -> schemas.ChatResponse | R
     them as [n].
     """
     completion = ChatCompletion.of(caller, body)
-    if body.stream:
-        return _streamed(
-            completion, await caller.service.answer_pool.stream(caller.request, completion.events)
-        )
-    return await caller.answer(completion.events, schemas.ChatResponse)
-
-
-def _streamed(
-    completion: "ChatCompletion", items: AsyncGenerator[schemas.Piece | schemas.ChatResponse, None]
-) -> Stream:
-    options = completion.body.stream_options
+    if not body.stream:
+        return await caller.answer(completion.events, schemas.ChatResponse)
+    items = await caller.service.answer_pool.stream(caller.request, completion.events)
+    options = body.stream_options
     with_usage = options is not None and options.include_usage
     head = completion.head
 

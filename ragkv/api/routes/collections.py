@@ -1,6 +1,7 @@
 """/v1/collections: named sets of documents to ask questions over."""
 
 import dataclasses
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -90,13 +91,7 @@ async def show_collection(name: CollectionName, caller: CallerDep) -> schemas.Co
 @router.delete("/{name}", summary="Delete a collection")
 async def delete_collection(name: CollectionName, caller: CallerDep) -> schemas.Deleted:
     """Delete its documents, and the KV of every text that no other collection holds."""
-
-    def work(tenant: Tenant, _: Check) -> bool:
-        existed = tenant.collections.delete(name)
-        tenant.chat.forget_requests()  # unnamed conversations may contain the deleted texts
-        return existed
-
-    if not await caller.run(work, deletes=True):
+    if not await caller.run(lambda tenant, _: tenant.collections.delete(name), deletes=True):
         raise not_found("collection", name, "name")
     return schemas.Deleted(id=name)
 
@@ -109,9 +104,7 @@ async def add_documents(name: CollectionName, caller: CallerDep) -> schemas.Inge
     ones cost nothing.
     """
     parsed = await _documents(caller)
-    return await caller.run(
-        lambda tenant, check: _ingest(tenant, caller.principal, name, parsed, check)
-    )
+    return await caller.run(partial(_ingest, caller.principal, name, parsed))
 
 
 @router.get("/{name}/documents", summary="List documents")
@@ -161,10 +154,7 @@ async def delete_document(
 
     def work(tenant: Tenant, check: Check) -> bool:
         with tenant.collections.lease(name) as collection:
-            removal = tenant.collections.remove(collection, [document_id], check)
-        if removal.deleted:
-            tenant.chat.forget_requests()  # unnamed conversations may contain the deleted text
-        return bool(removal.deleted)
+            return bool(tenant.collections.remove(collection, [document_id], check).deleted)
 
     if not await caller.run(work, deletes=True):
         raise not_found("document", document_id, "document_id")
@@ -209,7 +199,7 @@ async def _body(request: Request) -> bytes:
 
 
 def _ingest(
-    tenant: Tenant, principal: Principal, name: str, parsed: Parsed, check: Check
+    principal: Principal, name: str, parsed: Parsed, tenant: Tenant, check: Check
 ) -> schemas.IngestResponse:
     with tenant.collections.lease(name) as collection:
         index = collection.index
@@ -218,15 +208,12 @@ def _ingest(
             ids = {document.id for document in parsed.documents}
             folders = tenant.collections.folders
             new = len(ids - index.document_hashes(ids).keys())
-            tenant.check_quota(
-                principal, "documents", sum(one.documents for one in folders.infos()), new
-            )
+            held = sum(one.documents for one in folders.infos())
+            tenant.check_quota(principal, "documents", held, new)
             check_disk(folders.size_bytes(), tenant.engine.config.store.disk_bytes)
 
         report = tenant.collections.ingest(collection, parsed, check, allow)
         warmed = tenant.collections.warm(name, collection, report, check)
-    if report.forgotten_passages:
-        tenant.chat.forget_requests()  # unnamed conversations may contain the replaced texts
     changes = {
         name: list(getattr(report, name)) for name in ("added", "changed", "unchanged", "deleted")
     }

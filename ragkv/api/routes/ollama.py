@@ -6,7 +6,7 @@ answers from that collection. Nothing is unloaded: the server serves one model.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from ragkv.runtime import Check
 from ..bodies.chat_answer import ChatResponse, Piece
 from ..bodies.ollama import OllamaEmbedRequest, OllamaRequest, ShowRequest, validated
 from ..errors import not_found
-from ..service import Caller, CallerDep, Service
+from ..service import CallerDep, Service
 from ..sse import Stream
 from ..tenants import Tenant
 from .chat import ChatCompletion
@@ -33,9 +33,6 @@ API_VERSION = "0.12.0"
 NEVER = datetime(9999, 12, 31, tzinfo=UTC).isoformat()  # The model stays loaded.
 
 router = APIRouter(prefix="/api", include_in_schema=False)
-
-# a piece of text and calls of tools as an answer's fields
-Form = Callable[[str, list[dict[str, Any]]], dict[str, Any]]
 
 
 @router.api_route("/version", methods=["GET", "HEAD"])
@@ -90,31 +87,18 @@ async def embeddings(body: OllamaEmbedRequest, caller: CallerDep) -> dict[str, A
 
 
 @router.post("/chat")
-async def chat(body: OllamaRequest, caller: CallerDep) -> Response:
-    """Answer a chat."""
-
-    def form(text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": text}
-        if calls:
-            message["tool_calls"] = calls
-        return {"message": message}
-
-    return await _answered(body, caller, form)
-
-
 @router.post("/generate")
-async def generate(body: OllamaRequest, caller: CallerDep) -> Response:
-    """Answer a prompt."""
-    return await _answered(body, caller, lambda text, _: {"response": text})
-
-
-async def _answered(body: OllamaRequest, caller: Caller, form: Form) -> Response:
-    """The answer, in lines or whole."""
+async def answer(body: OllamaRequest, caller: CallerDep) -> Response:
+    """Answer a chat or a prompt, in lines or whole."""
     completion = ChatCompletion.of(caller, body.as_chat(caller.service.model_id))
+    is_chat = caller.request.url.path.endswith("/chat")
 
-    def line(text: str, calls: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    def line(text: str, calls: Sequence[Any] = (), **more: Any) -> dict[str, Any]:
+        """A piece of text, or calls of tools, as one line of an answer."""
+        message = {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
+        said = {"message": message} if is_chat else {"response": text}
         now = datetime.now(UTC).isoformat()
-        return {"model": body.model, "created_at": now, **form(text, calls), "done": False, **more}
+        return {"model": body.model, "created_at": now, **said, "done": False, **more}
 
     def last(response: ChatResponse, text: str) -> dict[str, Any]:
         choice = response.choices[0]
@@ -142,16 +126,14 @@ async def _answered(body: OllamaRequest, caller: Caller, form: Form) -> Response
 
     if not (body.messages or body.prompt):  # how clients ask for a model to be loaded or unloaded
         reason = "unload" if body.unloads else "load"
-        return JSONResponse(line("", [], done=True, done_reason=reason))
+        return JSONResponse(line("", done=True, done_reason=reason))
     if not body.stream:
         whole = await caller.answer(completion.events, ChatResponse)
         return JSONResponse(last(whole, whole.choices[0].message.content or ""))
     items = await caller.service.answer_pool.stream(caller.request, completion.events)
 
     def show(item: Piece | ChatResponse) -> list[str]:
-        return [
-            json.dumps(line(item.text, []) if isinstance(item, Piece) else last(item, "")) + "\n"
-        ]
+        return [json.dumps(line(item.text) if isinstance(item, Piece) else last(item, "")) + "\n"]
 
     return Stream(
         items,

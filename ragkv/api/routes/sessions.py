@@ -90,9 +90,8 @@ async def fork_session(
         try:
             copy = session.fork(tenant.engine_session_id(copy_id))
         except InputError as error:
-            raise ApiError(
-                409, f"There is a conversation {copy_id!r} already.", param="to"
-            ) from error
+            message = f"There is a conversation {copy_id!r} already."
+            raise ApiError(409, message, param="to") from error
         copy.wait_saved(SAVE_S)
         return _info(tenant, copy_id)
 

@@ -42,15 +42,16 @@ def matcher(tokenizer: Any, schema: str = "", grammar: str = "") -> Any:
     return LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
 
 
-def _held(field: int) -> int:
-    """Bytes of this process: of its address space (0), or in memory (1). 0 where it is not
-    Linux.
+def _held(what: str) -> int:
+    """Bytes of this process, by their name in Linux's status. 0 where it is not Linux.
+
+    `getrusage` would tell the peak of the process that began this one, if that is higher.
     """
     try:
-        fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
+        status = Path("/proc/self/status").read_text(encoding="ascii")
     except OSError:
         return 0
-    return int(fields[field]) * resource.getpagesize()
+    return 1024 * int(status.split(f"{what}:")[1].split()[0])
 
 
 def _limit(seconds: float, memory_bytes: int) -> None:
@@ -59,7 +60,7 @@ def _limit(seconds: float, memory_bytes: int) -> None:
     """
     signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF, which nothing handles
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if held := _held(0):
+    if held := _held("VmSize"):
         most = held + memory_bytes
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
@@ -70,15 +71,14 @@ def main() -> None:
 
     tokenizer = LLTokenizer("byte")
     grammars = json.load(sys.stdin.buffer)
-    before = _held(1)
+    before = _held("VmHWM")
     _limit(float(sys.argv[1]), int(sys.argv[2]))
     for kind, text in grammars:
         try:
             matcher(tokenizer, **{kind: text}).deep_copy().compute_bitmask()
         except ValueError:
             continue  # whoever compiles it in earnest finds the same, and has the words for it
-    peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(max(0, peak - before))
+    print(_held("VmHWM") - before)
     sys.stdout.flush()
     os._exit(0)
 

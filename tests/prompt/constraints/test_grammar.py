@@ -335,3 +335,13 @@ def test_without_the_package_the_error_says_what_to_install(
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(MissingExtraError, match=r'pip install "ragkv\[structured\]"'):
         grammars().compile(ResponseFormat.json_object())
+
+
+def test_a_form_is_kept_by_a_process_that_has_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    form = ResponseFormat.json_schema({"type": "object", "properties": {"a": {"type": "string"}}})
+    found = grammars()
+    # the peak of this process, with torch and models, is above what is kept
+    assert psutil.Process().memory_info().rss > module.KEPT_BYTES
+    kept = found.compile(form)
+    monkeypatch.setattr(module, "_tried", None)  # nothing is compiled again
+    assert found.compile(form) is kept and 0 < found.kept.used_bytes < module.KEPT_BYTES
