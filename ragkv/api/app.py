@@ -33,7 +33,7 @@ PAGE = Path(__file__).parent / "page"
 # Newer versions of FastAPI trace and log requests by themselves, with paths and texts of errors.
 # Ours hold neither.
 OWN_TELEMETRY: Any = {"tracing": False, "metrics": False, "logs": False, "operation_spans": False}
-# The OpenAPI document says that routes take a key. `middleware.access` checks it, before anything
+# The OpenAPI document says that routes take a key. `middleware.Access` checks it, before anything
 # of the body is read.
 _DOCUMENTED_KEY = HTTPBearer(
     scheme_name="key",

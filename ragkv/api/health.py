@@ -14,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field
 
 from .errors import ApiError, invalid_key
-from .middleware.access import came_through_proxy
+from .middleware import came_through_proxy
 from .service import Service
 
 # What a replica does without while shared storage does not answer.

@@ -46,14 +46,8 @@ class KnownPassages:
         self._lock = threading.Lock()
         self._known: dict[CollectionKey, _Known] = {}
         self._look_at = 0.0  # the time of the next look at the collections, on the monotonic clock
+        self.left_out: tuple[str, ...] = ()  # a note, if passages are left out
         self.read = threading.Event()  # set after the first look
-
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """A note, if passages are left out."""
-        left = counted(sum(known.left for known in self._known.copy().values()), "passage")
-        note = f"Not looked for in messages: {left}; limits.known_chars is {self._limit}"
-        return () if left == counted(0, "passage") else (note,)
 
     def refresh(self, at_once: bool = False) -> None:
         """Read the collections that have changed: `at_once`, or unless the last look has just
@@ -88,6 +82,10 @@ class KnownPassages:
                 known.state = state
             except StoreError:
                 log.exception("passages_not_read")
+
+        left = sum(known.left for known in self._known.values())
+        note = f"{counted(left, 'passage')}; limits.known_chars is {self._limit}"
+        self.left_out = (f"Not looked for in messages: {note}",) if left else ()
 
     def _read(self, key: CollectionKey, known: _Known) -> None:
         """Know the passages that a collection has now, and forget those that it had."""

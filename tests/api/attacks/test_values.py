@@ -21,7 +21,7 @@ from fastapi.testclient import TestClient
 from ragkv import Engine
 from ragkv.api.bodies.parts import Strict
 from ragkv.api.keys import ANONYMOUS, KeyFile
-from ragkv.api.middleware.access import ANSWER_PATHS, count_values
+from ragkv.api.middleware import ANSWER_PATHS, count_values
 from ragkv.api.routes import ROUTERS
 from ragkv.api.service import CallerDep
 from ragkv.api.settings import LimitsConfig, QueueConfig

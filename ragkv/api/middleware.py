@@ -1,23 +1,53 @@
-"""What is refused before a route runs: by path, host, origin, key, rate, and by the body's type and
-size.
+"""What happens to every request around its route, in pure ASGI, so that streams flow as they are
+made.
+
+`RequestMiddleware` gives the request an id, times, logs and counts it, and answers every error.
+`Access` refuses it to another host, of a foreign web page, while the server is not ready, without a
+valid key, or above the key's rate. `bounded` refuses a body of the wrong type, and one that is too
+large.
 """
 
 import ipaddress
 import re
+import time
+import uuid
+from collections import Counter
 from contextlib import suppress
+from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
+import structlog
+from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match
-from starlette.types import Message, Receive, Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ragkv.runtime import is_loopback
 
-from ..errors import ApiError, invalid_key
-from ..keys import ANONYMOUS, Principal
-from ..service import Service
-from ..settings import LimitsConfig
+from .errors import CLIENT_GONE, ApiError, invalid_key
+from .failures import response_to
+from .keys import ANONYMOUS, Principal
+from .logs import log
+from .service import Service
+from .settings import LimitsConfig
 
+METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+# They are requested every few seconds, so they fill no log.
+PROBED_ROUTES = ("/livez", "/readyz", "/metrics")
+SECURITY_HEADERS = {
+    "content-security-policy": (
+        "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; "
+        "object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+_REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 # These paths need no key and are served while the server is not ready.
 PUBLIC_PATHS = ("/", "/livez", "/readyz", "/metrics", "/openapi.json", "/favicon.ico")
 STATIC_PREFIX = "/static/"
@@ -27,9 +57,99 @@ PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip"
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 # A key as it is sent. nginx reads it with the same expression (deploy/nginx.conf), and counts for it.
 AUTHORIZATION = re.compile(r"bearer +(rk-[\w-]{1,200})", re.ASCII | re.IGNORECASE)
+LOOPBACK = ("localhost", "127.0.0.1", "::1")  # Most requests have one of these names as their host.
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 # Bodies of these paths are JSON or forms, and are parsed in processes of their own.
 _UPLOAD_PATHS = re.compile(r"/v1/collections/[^/]+/documents/?")
+
+
+def install(app: FastAPI, service: Service) -> None:
+    """Add the middleware to `app`, which has all its routes."""
+    app.add_middleware(RequestMiddleware, service=service)
+    if service.config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(service.config.cors_origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["authorization", "content-type", "x-request-id"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+
+
+class RequestMiddleware:
+    """Gives every request an id, times, logs and counts it, refuses it where it must, and answers
+    its errors.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+        self._access = Access(service)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        began = time.perf_counter()
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+        scope.setdefault("state", {}).update(request_id=request_id, stats=Counter(), principal=None)
+        own = {"x-request-id": request_id, "x-replica": self._service.replica}
+        caching = {} if is_public(scope["path"]) else {"cache-control": "no-store"}
+        status = 0
+        is_complete = False
+
+        async def respond(message: Message) -> None:
+            nonlocal status, is_complete
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message).update({**SECURITY_HEADERS, **caching, **own})
+            await send(message)
+            is_complete = message["type"] == "http.response.body" and not message.get(
+                "more_body", False
+            )
+
+        running = self._service.metrics.running.track_inprogress()
+        with running, structlog.contextvars.bound_contextvars(request_id=request_id):
+            try:
+                self._access.check(scope)
+                await self._app(
+                    scope, bounded(scope, receive, self._service.config.limits), respond
+                )
+            except Exception as error:
+                if status:
+                    # too late for an error response: uvicorn logs the error and cuts the connection
+                    raise
+                await response_to(error, scope["path"])(scope, receive, respond)
+            finally:
+                self._record(scope, status or CLIENT_GONE, is_complete, time.perf_counter() - began)
+
+    def _record(self, scope: Scope, status: int, is_complete: bool, seconds: float) -> None:
+        """Write the access line and the metrics."""
+        state = scope["state"]
+        method = scope["method"] if scope["method"] in METHODS else "other"
+        route = _route_template(scope)
+        self._service.metrics.requests.labels(route, method, str(status)).observe(seconds)
+        fields: dict[str, Any] = {
+            "method": method,
+            "route": route,
+            "status": status,
+            "duration_s": round(seconds, 4),
+        }
+        if state["principal"] is not None and state["principal"].key_id:
+            fields["key"] = state["principal"].key_id
+        if not is_complete:
+            fields["cut"] = True  # the client left, or the server closed the connection
+        write = log.debug if route in PROBED_ROUTES and status < 400 else log.info
+        write("request", **fields, **state["stats"])
+
+
+def _route_template(scope: Scope) -> str:
+    """The path template of the request's route; "none" if no route was reached. A metric label, so
+    it is bounded.
+    """
+    if scope["path"].startswith(STATIC_PREFIX):
+        return STATIC_PREFIX
+    return getattr(scope.get("route"), "path", None) or "none"
 
 
 def is_public(path: str) -> bool:
@@ -55,6 +175,7 @@ class Access:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._hosts = {host.lower() for host in service.config.hosts}
+        self._own = {*LOOPBACK, *self._hosts}
         self._origins = {origin.lower().rstrip("/") for origin in service.config.cors_origins}
 
     def check(self, scope: Scope) -> None:
@@ -79,7 +200,7 @@ class Access:
     def _check_host(self, host: str) -> None:
         """Raise `ApiError` 403 for a request that is addressed to an unknown host name."""
         name = _host_name(host)
-        if name in self._hosts or is_loopback(name):
+        if name in self._own or is_loopback(name):
             return
         if self._service.requires_key:
             is_known = not self._hosts
