@@ -18,7 +18,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from filelock import FileLock
 
 from ragkv.config import TENANT, at_least
 from ragkv.errors import ConfigError, InputError
-from ragkv.runtime import DAMAGED, FileState, make_private_folder, replace_file, state_of
+from ragkv.runtime import DAMAGED, make_private_folder, replace_file
 from ragkv.runtime.setting_values import build
 
 SECRET_BYTES = 32
@@ -200,7 +200,7 @@ class KeyRing:
         """Raises `ConfigError` if the file exists and cannot be read."""
         self._file = KeyFile(path)
         self._lock = threading.Lock()
-        self._seen = state_of(path)
+        self._seen = _stamp(path)
         self._set(self._file.read(), self._seen)
 
     @property
@@ -223,7 +223,7 @@ class KeyRing:
         )
 
     def _refresh(self) -> None:
-        stamp = state_of(self._file.path)
+        stamp = _stamp(self._file.path)
         if stamp == self._seen:
             return
         if stamp is None:  # the file was removed: no key is valid, and a key is still required
@@ -235,7 +235,7 @@ class KeyRing:
             log.error("keys_unreadable: %s The keys known so far stay valid.", error)
             self._seen = stamp  # log it once
 
-    def _set(self, content: KeyFileContent, stamp: FileState | None) -> None:
+    def _set(self, content: KeyFileContent, stamp: tuple[int, ...] | None) -> None:
         with self._lock:
             self._by_digest = {key.digest: key for key in content.keys}
             self._quotas = content.quotas
@@ -245,3 +245,13 @@ class KeyRing:
 def digest_of(key: str) -> str:
     """The digest that is stored instead of the key."""
     return hashlib.sha256(key.encode()).hexdigest()
+
+
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    """Changes whenever the file does; the inode too, because the file is replaced. `None` without a
+    file.
+    """
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_ino, found.st_mtime_ns, found.st_size
+    return None

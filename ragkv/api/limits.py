@@ -66,7 +66,12 @@ class RateLimiter:
                 limit = getattr(principal.rate, f"{what}_per_minute")
                 window = self._windows[principal.key_id, what]
                 if limit is not None and (waits_s := window.wait_s(limit, now)) > 0:
-                    raise _too_many(what, limit, waits_s)
+                    after_s = max(1, math.ceil(waits_s))
+                    message = (
+                        f"This key may use {limit} {what} a minute, and has used them. Ask again "
+                        f"in {after_s} s."
+                    )
+                    raise ApiError(429, message, "rate_limit_exceeded", retry_after_s=after_s)
             if principal.rate.requests_per_minute is not None:
                 window.count(1, now)
 
@@ -114,11 +119,3 @@ def check_disk(held_bytes: int, limit_bytes: int) -> None:
             f"may take {limit_bytes} (disk_bytes of its quota, or store.disk_bytes). Delete some."
         )
         raise ApiError(403, message, "quota_exceeded", "documents")
-
-
-def _too_many(what: str, limit: int, waits_s: float) -> ApiError:
-    after_s = max(1, math.ceil(waits_s))
-    message = (
-        f"This key may use {limit} {what} a minute, and has used them. Ask again in {after_s} s."
-    )
-    return ApiError(429, message, "rate_limit_exceeded", retry_after_s=after_s)

@@ -15,7 +15,7 @@ from ..bodies.parts import Strict, optional
 from ..bodies.resources import Listed
 from ..errors import ApiError, unknown_model
 from ..limits import check_at_most
-from ..service import Caller, CallerDep, Service, record_embedding
+from ..service import CallerDep, Service, record_embedding
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
@@ -74,16 +74,11 @@ class EmbeddingsResponse(Listed[Embedding]):
     usage: EmbeddingsUsage
 
 
-@router.post("/embeddings", summary="Embed texts")
-async def embeddings(body: EmbeddingsRequest, caller: CallerDep) -> EmbeddingsResponse:
+@router.post("/embeddings", summary="Embed texts", name="embeddings")
+async def embed(body: EmbeddingsRequest, caller: CallerDep) -> EmbeddingsResponse:
     """The vectors of dense retrieval. A text longer than the model's window gets one vector from
     its parts.
     """
-    return await embed(body, caller)
-
-
-async def embed(body: EmbeddingsRequest, caller: Caller) -> EmbeddingsResponse:
-    """The vectors of the texts of `body`, as `/v1/embeddings` gives them. Raises `ApiError`."""
     embedder = _embedder(caller.service, body.model)
     owner = caller.principal.tenant
 
