@@ -76,7 +76,8 @@ def test_the_engines_methods_keep_their_parameters() -> None:
         return list(inspect.signature(getattr(ragkv.Engine, name)).parameters)[1:]
 
     assert parameters("__init__") == ["model", "tokenizer", "config", "backend", "store"]
-    assert list(inspect.signature(ragkv.Engine.from_pretrained).parameters) == ["name", "config"]
+    loaded = inspect.signature(ragkv.Engine.from_pretrained).parameters
+    assert list(loaded) == ["name", "config", "brief"]
     assert parameters("chunk") == ["content", "metadata"]
     for name in ("prefill", "answer", "stream"):
         assert parameters(name) == ["question", "chunks", "session", "options"]

@@ -90,9 +90,13 @@ class Measuring:
         self._stored_bytes_per_token = 0.0
         self._began = time.perf_counter()
         self._done = 0
-        self._total = (
-            self._rounds * len(self._lengths) * (len(RATIOS) + 1) + 2 * len(SLICE_TOKENS) + 1
-        )
+        tiers = control.store.tiers
+        # memory is the same in every store, and reads of remote tiers are timed while they are used
+        self._below = [
+            tier for tier in tiers if not tier.is_remote and tier.kind is not TierKind.MEMORY
+        ]
+        of_tiers = (1 + len(self._below)) * len(SLICE_TOKENS)
+        self._total = self._rounds * len(self._lengths) * (len(RATIOS) + 1) + of_tiers + 1
 
     def profile(self) -> Profile:
         """Measure everything."""
@@ -103,7 +107,7 @@ class Measuring:
         directory = self._control.directory
         if directory is not None:
             make_private_folder(Path(directory))
-        for tier in self._control.store.tiers:
+        for tier in self._below:
             with tempfile.TemporaryDirectory(prefix="profile-", dir=directory) as folder:
                 if (scratch := tier.scratch(Path(folder))) is not None:
                     tiers[tier.kind.value] = self._tier(scratch, Path(folder))

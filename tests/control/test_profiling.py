@@ -33,10 +33,13 @@ def test_a_measured_profile_is_saved_and_used_by_the_next_engine(tmp_path: Path)
 
 
 def test_a_tier_of_another_kind_is_measured_if_it_is_in_the_store(tmp_path: Path) -> None:
+    steps: list[tuple[int, int]] = []
     toy = Store([ToyTier(10**9)], write_buffer_bytes=0)
     config = EngineConfig(StoreConfig(directory=str(tmp_path)), controller=ControllerConfig(False))
     with Engine(tiny_models.model("llama"), config=config, store=toy) as made:
-        measured = made.profiler.measure(quick=True)
+        on_progress = lambda done, total: steps.append((done, total))  # noqa: E731
+        measured = made.profiler.measure(quick=True, on_progress=on_progress)
+    assert steps == sorted(steps) and steps[-1][0] == steps[-1][1]
     assert set(measured.tiers) == {"memory", ToyTier.kind.value}
     assert measured.tiers[ToyTier.kind.value].points
     assert not (tmp_path / "entries").exists()  # no tier of the disk was opened
