@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import threading
 import time
@@ -133,6 +134,25 @@ class TestLostBlock:
                 held.set()
             assert any("the next turn computes them again" in note for note in notes)
             assert is_full_prefill(engine, session, 1, ratio=0.0).reuse.exact < 1 + with_kv(session)
+
+
+@pytest.mark.parametrize("left", ["a conversation", "blocks alone", "nothing"])
+def test_what_an_earlier_process_left_is_looked_through_as_the_engine_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    with engine_at(tmp_path) as engine:
+        if left != "nothing":
+            talk(engine, turns=1)
+    if left == "blocks alone":
+        shutil.rmtree(tmp_path / "sessions")
+    looked: list[Conversations] = []
+    monkeypatch.setattr(Conversations, "drop_orphans", lambda self: looked.append(self))
+    with engine_at(tmp_path) as engine:
+        engine.flush()
+        assert bool(looked) == (left != "nothing")
+        assert talk(engine, turns=2).turns == 2
+        engine.flush()
+        assert len(looked) == (left != "nothing")
 
 
 @pytest.mark.parametrize("moment", ["when they were listed", "when the first is deleted"])
