@@ -24,9 +24,10 @@ from ragkv.model.rope import RotaryTables
 
 from .device.placing import DevicePlacing
 from .device.staging import StagedReader
+from .narrowing import Narrowing
 from .pipeline import LayerReader
 from .plan import Plan, Span
-from .selectors import AskingSelector, CheckingSelector, Selector, StaticSelector, budget, top
+from .selectors import AskingSelector, CheckingSelector, Selector, StaticSelector, budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +116,14 @@ def fuse(
     length = plan.token_ids.numel()
     tables = adapter.rope.tables(length)
     placing = _placing_of(reader)(adapter, tables, choice.loaded, kv, record)
-    running = partial(_Running, adapter, kv, tables, record)
+    running = partial(Running, adapter, kv, tables, record)
     narrowing = None
 
     placed = choice.asked_layers.stop  # layers that are placed before recompute begins
     if choice.asks is None:
         rows = running(plan.token_ids, plan.forced, choice.candidates.positions[choice.first])
         if choice.checks is not None:
-            narrowing = _Narrowing(rows, plan, placing)
+            narrowing = Narrowing(rows, plan, placing)
     else:
         asking = running(*plan.asking(), choice.candidates.positions[choice.first])
         watch = Watch(plan.question_rows - plan.unasked_rows, length, adapter.device)
@@ -151,7 +152,7 @@ def fuse(
     return Fused(kv, rows.hidden[:, -1:], rows_by_layer, rows.row_layers, placing.seconds)
 
 
-class _Running:
+class Running:
     """The rows of one prompt on their way through the layers."""
 
     def __init__(
@@ -187,7 +188,7 @@ class _Running:
         self.by_layer.append(self.rows.positions)
         self.row_layers += len(self.rows)
 
-    def join(self, other: "_Running", count: int) -> None:
+    def join(self, other: "Running", count: int) -> None:
         """Continue also with the first `count` rows of `other`, which stand before these."""
         if count:
             positions = (other.rows.positions[:count], self.rows.positions)
@@ -216,50 +217,6 @@ class _Running:
         if kind not in self._rotations:
             self._rotations[kind] = self._tables.of(kind, self.rows)
         return self._rotations[kind]
-
-
-# More than any deviation: forced rows are always kept.
-_FORCED = 1 << 62
-
-
-class _Narrowing:
-    """Keeps the rows that deviate most from what is stored of them, and those that are forced."""
-
-    def __init__(self, running: _Running, plan: Plan, placing: "Placing") -> None:
-        """The rows are all candidates and all forced positions, which the host knows."""
-        self._running = running
-        self._placing = placing
-        self._forced = plan.forced.numel()
-        positions = torch.cat((plan.forced, plan.candidates.positions)).sort().values
-        index = torch.zeros(plan.token_ids.numel(), dtype=torch.int64)
-        index[placing.positions] = torch.arange(placing.positions.numel())
-        extra = torch.zeros_like(index)
-        extra[plan.forced] = _FORCED
-        # position, index among the placed tokens, and what is added to the deviation: (3, R)
-        facts = torch.stack((positions, index[positions], extra[positions]))
-        self._facts = sent(facts, running.adapter.device)
-
-    def narrow(self, layer: int, keep: int | None) -> None:
-        """Go on with `keep` candidates; `None`: with all that are left."""
-        if keep is None or keep + self._forced >= self._facts.shape[1]:
-            return
-        _, index, extra = self._facts
-        kept = top(self._deviation(layer, index) + extra, keep + self._forced)
-        self._facts = self._facts.index_select(1, kept)
-        self._running.keep(kept, self._facts[0])
-
-    def _deviation(self, layer: int, index: torch.Tensor) -> torch.Tensor:
-        """sqrt(sum dK^2 + sum dV^2) of each row, (R,) float32 on the device.
-
-        Fresh is compared with stored KV, keys before RoPE.
-        """
-        running = self._running
-        k_raw, v = running.adapter.project_kv(layer, running.hidden, running.rows)
-        fresh = k_raw.new_empty((2, *k_raw.shape[1:]), dtype=torch.float32)  # (2, G, R, D)
-        torch.cat((k_raw, v), out=fresh)  # joined and converted at once
-        change = fresh - self._placing.stored(index)
-        deviation: torch.Tensor = torch.linalg.vector_norm(change, dim=(0, 1, 3))
-        return deviation
 
 
 class _Placing:

@@ -25,7 +25,6 @@ import torch
 from ragkv.errors import EntryDamagedError, EntryUnreachableError
 from ragkv.runtime import Closing, openmp
 from ragkv.store import Lease
-from ragkv.store.codecs import Layout
 
 MOST_BYTES = 256 * 1024**2  # of one request's read buffers, whatever was measured
 UNMEASURED = 2  # layers read ahead before the first measurement
@@ -97,14 +96,13 @@ class LayerReader(Closing):
         self._readers = readers
         self._ahead = ahead
         depth = min(layers, ahead + 1)
-        layouts = [self._layout_in_ring(lease) for lease in leases]
-        strides = [0 if layout is None else aligned(layout.nbytes) for layout in layouts]
+        strides = [aligned(self._ring_bytes(lease)) for lease in leases]
         self._buffer: torch.Tensor | None = readers.take(depth * sum(strides), device)
         rows = self._buffer[: depth * sum(strides)].view(depth, sum(strides))
         self._ring = [
             [
-                None if at is None else piece[: at.nbytes].view(at.dtype).view(at.shape)
-                for at, piece in zip(layouts, row.split(strides), strict=True)
+                self._in_ring(lease, piece) if len(piece) else None
+                for lease, piece in zip(leases, row.split(strides), strict=True)
             ]
             for row in rows
         ]
@@ -196,9 +194,14 @@ class LayerReader(Closing):
         self._read_s.append(time.perf_counter() - began)
         return found
 
-    def _layout_in_ring(self, lease: Lease) -> Layout | None:
-        """What is read of a layer; `None` if it is used in place."""
-        return None if lease.in_place else Layout(lease.info.shape, lease.info.dtype)
+    def _ring_bytes(self, lease: Lease) -> int:
+        """Bytes of a layer in the ring; 0 if it is used in place."""
+        return 0 if lease.in_place else lease.info.layer_bytes
+
+    def _in_ring(self, lease: Lease, piece: torch.Tensor) -> torch.Tensor:
+        """The tensor that a layer is read into, in a piece of the ring."""
+        info = lease.info
+        return piece[: info.layer_bytes].view(info.dtype).view(info.shape)
 
     def _is_threaded(self, lease: Lease) -> bool:
         return not lease.in_place

@@ -8,106 +8,43 @@ selection.
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from transformers import Cache
 
 from .attention import Watch
 from .cpu.copied import FEW_ROWS
-from .cpu.packing import with_copies
 from .device.rotation import rotate_halves
-from .layer_views import CaptureCache, Captured, TilePause, attending_view, plain_layers_of
+from .layer_views import CaptureCache, Captured, plain_layers_of
 from .layers import PlainLayer
-from .promptkv import KVRows, KVShape, PromptKV, Recording
-from .rope import Rope, RotaryTables
-from .rows import JointPass, LayerPass, Pause, PromptRows, Rows, no_pause, register
+from .model_parts import ModelParts
+from .promptkv import KVRows, KVShape, PromptKV
+from .recording import Recording
+from .rope import RotaryTables
+from .rows import JointPass, LayerPass, Pause, PromptRows, Rows, no_pause
 
 
-class Adapter:
-    """A decoder-only model with the llama architecture."""
-
-    model_types: ClassVar[tuple[str, ...]] = (
-        # one kind of layer
-        *("llama", "mistral", "mixtral", "qwen3_moe", "starcoder2", "phi3", "olmo2"),
-        *("qwen2", "qwen3"),  # `layer_types` names the sliding layers
-        # RoPE rotates the first dimensions of each head, as many as the table has
-        *("glm4", "stablelm"),
-    )
-    attention_name: ClassVar[str] = "self_attn"
-    cache_argument: ClassVar[str] = "past_key_values"
+class Adapter(ModelParts):
+    """Runs the layers of a decoder-only model with the llama architecture."""
 
     def __init__(self, model: Any, packed_bytes: int = 0) -> None:
         """`packed_bytes` limits the memory of copies of weights, see `packing`."""
-        register()
-        self.model = model
-        self.config = model.config
-        self.body = self._body()
-        self.device: torch.device = next(model.parameters()).device
-        self.dtype: torch.dtype = next(model.parameters()).dtype
-        on_cpu = self.device.type == "cpu"
-        self._tiles = TilePause()
-        views = [
-            attending_view(layer, self.attention_name, self._tiles if on_cpu else None)
-            for layer in self.body.layers
-        ]
-        (self._head, *self.layers), self.packed_bytes = with_copies(
-            [self.model.get_output_embeddings(), *views], packed_bytes, self.device
-        )
-        # a config is slow to read
-        self.windows = [self.window(layer) for layer in range(self.layer_count)]
-        self.rope = Rope(self.body.rotary_emb, self.rope_kinds(), self.device)
-        rotary_dims = self.rope.tables(1).tables[self.rope_kinds()[0]].shape[-1]
-        ones = torch.ones((1, 1, rotary_dims), dtype=self.dtype, device=self.device)
-        self._identity = (ones, torch.zeros_like(ones))
+        super().__init__(model, packed_bytes)
         module = sys.modules[type(self.body).__module__]
         self._apply_rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]] = (
             module.apply_rotary_pos_emb
         )
-        self.rotates_in_halves = self._measure_halves(rotary_dims)
-        self._plain: list[PlainLayer] | None = None  # the same layers, called directly
+        self.rotates_in_halves = self._measure_halves(self.rotary_dims)
         self.kv_heads, self.head_dim = self._measure_kv()
         self.kv_shape = KVShape(self.layer_count, self.kv_heads, self.head_dim)
         self._plain = plain_layers_of(self)
-
-    @property
-    def layer_count(self) -> int:
-        """L."""
-        return len(self.layers)
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of one token's keys and values in all layers."""
-        return self.layer_count * 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
-
-    @property
-    def vocabulary(self) -> int:
-        """The number of token ids."""
-        return int(self.model.get_input_embeddings().weight.shape[0])
-
-    @property
-    def context_length(self) -> int | None:
-        """The maximum length of prompt and answer; `None` if the config sets none (dynamic
-        RoPE).
-        """
-        parameters = getattr(self.config, "rope_parameters", None) or {}
-        if parameters.get("rope_type") == "dynamic":
-            return None
-        return getattr(self.config, "max_position_embeddings", None)
 
     def new_kv(self, capacity: int) -> PromptKV:
         """Empty KV of `capacity` positions."""
         return PromptKV(self.kv_shape, capacity, self.dtype, self.device)
 
-    def new_recording(self, start: int, stop: int) -> Recording:
-        """An empty recording of the positions `start ... stop - 1`."""
-        shape = (self.layer_count, 2, self.kv_heads, stop - start + 1, self.head_dim)
-        return Recording(start, stop, torch.empty(shape, dtype=self.dtype, device=self.device))
-
     # Families override these
-
-    def _body(self) -> Any:
-        return self.model.model
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Token ids (R,) -> hidden (1, R, E), with the model's own scaling."""
@@ -132,20 +69,9 @@ class Adapter:
         """Scale or cap logits as the family does."""
         return logits
 
-    def window(self, layer: int) -> int | None:
-        """Keys a row of `layer` sees, itself included; `None` on full layers."""
-        kinds = getattr(self.config, "layer_types", None)
-        if kinds is not None and kinds[layer] != "sliding_attention":
-            return None
-        return getattr(self.config, "sliding_window", None)
-
     def rotates(self, layer: int) -> bool:
         """Whether `layer` uses RoPE."""
         return True
-
-    def rope_kinds(self) -> tuple[str, ...]:
-        """The kinds of rotary table in the model; ("",) if all layers share one."""
-        return ("",)
 
     def rope_kind(self, layer: int) -> str:
         """The kind of `layer`'s rotary table."""

@@ -14,21 +14,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
-
-import torch
 
 from ragkv.config import SchedulerConfig
 from ragkv.errors import CancelledError, DeadlineError, QueueFullError, RagKVError
-from ragkv.model import Adapter
-from ragkv.model.cpu.copied import FEW_ROWS
-from ragkv.runtime import Check, FairLock, ThreadChoice, no_check
 from ragkv.runtime.waiting import POLL_S
 from ragkv.store import PrefetchHint, Store
 
-from .decode_batch import DecodeBatch
-from .joint_prefills import JointPrefills
+from .background_turns import BackgroundTurns, SharedCompute
 
 # Short prompts are admitted beyond `workers` while all admitted prompts together have at most so
 # many tokens. They plan and read ahead, and then share a pass.
@@ -94,37 +86,7 @@ class Work:
             self.check()
 
 
-@dataclass(frozen=True, slots=True)
-class QueueStats:
-    """The queue now, and counts of requests since the engine was built."""
-
-    waiting: int  # now
-    admitted: int  # now: planning or prefilling
-    served: int  # whose prefill ended
-    refused: int  # the queue was full
-    expired: int  # their deadline passed while they waited, prefilled or decoded
-    cancelled: int  # cancelled while they waited, prefilled or decoded
-
-
-class SharedCompute:
-    """What the engines on one model share: who computes now, the decode batch, and how many
-    requests run.
-    """
-
-    def __init__(self, adapter: Adapter) -> None:
-        on_cpu = adapter.device.type == "cpu"
-        self.threads = ThreadChoice(torch.get_num_threads() if on_cpu else 1)
-        # only the thread that computes keeps an OpenMP pool
-        self.lock = FairLock(self.threads.end, self.threads.begin)
-        # of those that encode one waits for its turn, so a request waits for one chunk
-        self.encoding = FairLock()
-        self.batch = DecodeBatch(adapter, self.lock)
-        self.prefills = JointPrefills[Any](self.lock)
-        self.requests = 0  # now running
-        self.changed = threading.Condition()  # guards `requests`
-
-
-class Scheduler:
+class Scheduler(BackgroundTurns):
     """One engine's requests and background work. All methods are thread-safe."""
 
     def __init__(
@@ -195,26 +157,6 @@ class Scheduler:
                 self._store.left(hinted)
             self._leave(work)
 
-    def wait_for_room(self, check: Check) -> None:
-        """Return when the next prompt should be prepared.
-
-        While other tenants compute, only a few requests of one tenant wait for the model.
-        """
-        while len(self._running) + len(self._waiting) >= FEW_ROWS and (
-            self._compute.lock.owners - {self.owner}
-        ):
-            check()
-            time.sleep(POLL_S)
-
-    @contextmanager
-    def computing(self, check: Check = no_check) -> Iterator[None]:
-        """Compute with the model inside the block. Raises what `check` raises, and `RagKVError`
-        once closed.
-        """
-        with self._compute.lock.hold(self.owner, check=check):
-            self._check_open()
-            yield
-
     def between_layers(self) -> None:
         """Let requests that wait for a token decode a step, then let tenants that used less time
         compute first.
@@ -227,41 +169,6 @@ class Scheduler:
         self._compute.lock.give_way()
         self._compute.threads.begin()
         self._check_open()
-
-    @property
-    def busy(self) -> bool:
-        """Whether a request runs on the model, of this engine or of another one."""
-        return self._compute.requests > 0
-
-    def wait_idle(self, timeout_s: float, hurried: Callable[[], bool]) -> None:
-        """Return when no request runs, when `hurried` is true after a `wake`, or after
-        `timeout_s`.
-        """
-        with self._compute.changed:
-            self._compute.changed.wait_for(lambda: not self.busy or hurried(), timeout_s)
-
-    def wake(self) -> None:
-        """Wake the threads in `wait_idle`, so that they ask `hurried` again."""
-        self._add_requests(0)
-
-    @contextmanager
-    def encoding(self, check: Check = no_check) -> Iterator[None]:
-        """Encode one batch of chunks inside the block. Raises what `computing` raises."""
-        with self._compute.encoding.hold(self.owner, check=check), self.computing(check):
-            yield
-
-    def stats(self) -> QueueStats:
-        """The queue now, and counts."""
-        with self._lock:
-            counts = self._served, self._refused, self._expired, self._cancelled
-            return QueueStats(len(self._waiting), len(self._running), *counts)
-
-    def close(self) -> None:
-        """Wait for the pass under way to end, and allow no other. Answers that decode already go
-        on.
-        """
-        with self._compute.lock.hold(self.owner):
-            self._closed = True
 
     def _check_open(self) -> None:
         if self._closed:

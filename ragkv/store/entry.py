@@ -90,10 +90,11 @@ class Identity:
             del fields["behind"]
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
-    @classmethod
-    def from_json(cls, text: str) -> "Identity":
+    @staticmethod
+    @functools.lru_cache(maxsize=64)  # a request reads one for every entry
+    def from_json(text: str) -> "Identity":
         """Inverse of `to_json`; raises `TypeError` or `ValueError` for anything else."""
-        return cls(**json.loads(text))
+        return Identity(**json.loads(text))
 
 
 def ids_bytes(token_ids: Sequence[int]) -> bytes:

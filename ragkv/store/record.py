@@ -189,7 +189,7 @@ def _head(key: EntryKey, facts: dict[str, Any], head: bytes, digest: Digest) -> 
         info=info,
         codec=codec,
         layer_checksums=checksums,
-        layer_bytes=codec.layout(info.shape, info.dtype).nbytes,
+        layer_bytes=codec.nbytes(info.shape, info.dtype),
         head_bytes=len(head),
         checksum=head[:CHECKSUM_CHARS].decode(),
         layers_per_value=int(facts["layers_per_value"]),

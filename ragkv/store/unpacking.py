@@ -1,6 +1,6 @@
 """How a device unpacks the stored layers of many entries at once.
 
-A host decodes one slice after another (`codecs.py`). A device gets the stored layers of many
+A host decodes one slice after another (`codecs/`). A device gets the stored layers of many
 entries in one buffer, as they are. Where in the buffer the numbers of each token are is computed
 once a prompt. Then a layer is unpacked in a number of operations that does not depend on the number
 of entries. The layouts are those of the codecs.

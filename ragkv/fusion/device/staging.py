@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from ragkv.store import Lease, TierKind
-from ragkv.store.codecs import Codec, Layout
+from ragkv.store.codecs import Codec
 
 from ..pipeline import LayerReader, Readers, aligned, read_slice
 
@@ -28,7 +28,7 @@ class StagedReader(LayerReader):
         readers: Readers,
         device: torch.device,
     ) -> None:
-        self._sizes = [aligned(_layout(lease).nbytes) for lease in leases]
+        self._sizes = [aligned(_stored_bytes(lease)) for lease in leases]
         self.codecs: list[Codec] = [lease.codec for lease in leases]
         self.starts = [sum(self._sizes[:index]) for index in range(len(leases))]
         self._copier = _Copier(device)
@@ -42,8 +42,12 @@ class StagedReader(LayerReader):
         self._copier.arrived(layer, buffer)
         return [buffer] if self._leases else []
 
-    def _layout_in_ring(self, lease: Lease) -> Layout | None:
-        return None if lease.kind is TierKind.MEMORY else _layout(lease)
+    def _ring_bytes(self, lease: Lease) -> int:
+        return 0 if lease.kind is TierKind.MEMORY else _stored_bytes(lease)
+
+    def _in_ring(self, lease: Lease, piece: torch.Tensor) -> torch.Tensor:
+        layout = lease.codec.layout(lease.info.shape, lease.info.dtype)
+        return piece[: _stored_bytes(lease)].view(layout.dtype).view(layout.shape)
 
     def _is_threaded(self, lease: Lease) -> bool:
         """A copy out of memory that is not page-locked blocks."""
@@ -76,9 +80,9 @@ class StagedReader(LayerReader):
         return found.contiguous().view(-1).view(torch.uint8)
 
 
-def _layout(lease: Lease) -> Layout:
-    """Of a stored layer."""
-    return lease.codec.layout(lease.info.shape, lease.info.dtype)
+def _stored_bytes(lease: Lease) -> int:
+    """Of a layer."""
+    return lease.codec.nbytes(lease.info.shape, lease.info.dtype)
 
 
 class _Copier:

@@ -1,0 +1,135 @@
+"""How work that is no request gets its turn at the model, and what a scheduler says of itself.
+
+Background work, such as encoding chunks or measuring a profile, computes while no request runs. A
+request meets none of this (`scheduler.py`).
+"""
+
+import threading
+import time
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ragkv.model import Adapter
+from ragkv.model.cpu.copied import FEW_ROWS
+from ragkv.runtime import Check, FairLock, ThreadChoice, no_check
+from ragkv.runtime.waiting import POLL_S
+
+from .decode_batch import DecodeBatch
+from .joint_prefills import JointPrefills
+
+if TYPE_CHECKING:
+    from .scheduler import Work
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """The queue now, and counts of requests since the engine was built."""
+
+    waiting: int  # now
+    admitted: int  # now: planning or prefilling
+    served: int  # whose prefill ended
+    refused: int  # the queue was full
+    expired: int  # their deadline passed while they waited, prefilled or decoded
+    cancelled: int  # cancelled while they waited, prefilled or decoded
+
+
+class SharedCompute:
+    """What the engines on one model share: who computes now, the decode batch, and how many
+    requests run.
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        on_cpu = adapter.device.type == "cpu"
+        self.threads = ThreadChoice(torch.get_num_threads() if on_cpu else 1)
+        # only the thread that computes keeps an OpenMP pool
+        self.lock = FairLock(self.threads.end, self.threads.begin)
+        # of those that encode one waits for its turn, so a request waits for one chunk
+        self.encoding = FairLock()
+        self.batch = DecodeBatch(adapter, self.lock)
+        self.prefills = JointPrefills[Any](self.lock)
+        self.requests = 0  # now running
+        self.changed = threading.Condition()  # guards `requests`
+
+
+class BackgroundTurns:
+    """The part of a `Scheduler` that no request needs. All methods are thread-safe."""
+
+    owner: str
+    _compute: SharedCompute
+    _lock: threading.Lock
+    _waiting: "deque[Work]"
+    _running: "set[Work]"
+    _served: int
+    _refused: int
+    _expired: int
+    _cancelled: int
+    _closed: bool
+
+    @abstractmethod
+    def _check_open(self) -> None:
+        """Raise `RagKVError` if the engine was closed."""
+
+    @abstractmethod
+    def _add_requests(self, count: int) -> None:
+        """So many more requests run on the model."""
+
+    def wait_for_room(self, check: Check) -> None:
+        """Return when the next prompt should be prepared.
+
+        While other tenants compute, only a few requests of one tenant wait for the model.
+        """
+        while len(self._running) + len(self._waiting) >= FEW_ROWS and (
+            self._compute.lock.owners - {self.owner}
+        ):
+            check()
+            time.sleep(POLL_S)
+
+    @contextmanager
+    def computing(self, check: Check = no_check) -> Iterator[None]:
+        """Compute with the model inside the block. Raises what `check` raises, and `RagKVError`
+        once closed.
+        """
+        with self._compute.lock.hold(self.owner, check=check):
+            self._check_open()
+            yield
+
+    @contextmanager
+    def encoding(self, check: Check = no_check) -> Iterator[None]:
+        """Encode one batch of chunks inside the block. Raises what `computing` raises."""
+        with self._compute.encoding.hold(self.owner, check=check), self.computing(check):
+            yield
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request runs on the model, of this engine or of another one."""
+        return self._compute.requests > 0
+
+    def wait_idle(self, timeout_s: float, hurried: Callable[[], bool]) -> None:
+        """Return when no request runs, when `hurried` is true after a `wake`, or after
+        `timeout_s`.
+        """
+        with self._compute.changed:
+            self._compute.changed.wait_for(lambda: not self.busy or hurried(), timeout_s)
+
+    def wake(self) -> None:
+        """Wake the threads in `wait_idle`, so that they ask `hurried` again."""
+        self._add_requests(0)
+
+    def stats(self) -> QueueStats:
+        """The queue now, and counts."""
+        with self._lock:
+            counts = self._served, self._refused, self._expired, self._cancelled
+            return QueueStats(len(self._waiting), len(self._running), *counts)
+
+    def close(self) -> None:
+        """Wait for the pass under way to end, and allow no other. Answers that decode already go
+        on.
+        """
+        with self._compute.lock.hold(self.owner):
+            self._closed = True
