@@ -100,6 +100,7 @@ class TailBelady(Belady):
     """
 
     name = "tail-belady"
+    trims_early = True
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)

@@ -62,7 +62,8 @@ class Lookup:
             lease = self._lease(prompt, run, block, damaged)
             if run.kind is SpanKind.PREFIX or lease is None:
                 return replace(run, lease=lease)
-            return replace(run, lease=self._of_this_model(leases.enter_context(lease)))
+            leases.callback(lease.close)
+            return replace(run, lease=self._of_this_model(lease))
 
         runs = wanted(prompt, method, frequencies)
         found = [found_of(*one) for one in paired_with_history(prompt, runs)]

@@ -19,7 +19,7 @@ import re
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Union
 
 import torch
@@ -57,7 +57,7 @@ class EntryKey:
         return self.digest[:12]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Identity:
     """Everything that must be equal before stored KV may replace computed KV."""
 
@@ -80,15 +80,18 @@ class Identity:
         digest = hashlib.blake2b(self.to_json().encode() + ids_bytes(token_ids), digest_size=32)
         return EntryKey(digest.hexdigest())
 
-    @functools.lru_cache(maxsize=64)  # noqa: B019 - identities are few; a request hashes a key for every chunk
     def to_json(self) -> str:
         """Canonical JSON: sorted keys, no spaces; without an empty `behind`, which older entries do
         not have.
         """
-        fields = asdict(self)
+        return self._json
+
+    @functools.cached_property
+    def _json(self) -> str:  # once: a request hashes a key for every chunk
+        named = {one.name: getattr(self, one.name) for one in fields(self)}
         if not self.behind:
-            del fields["behind"]
-        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+            del named["behind"]
+        return json.dumps(named, sort_keys=True, separators=(",", ":"))
 
     @staticmethod
     @functools.lru_cache(maxsize=64)  # a request reads one for every entry
@@ -138,7 +141,8 @@ class EntryInfo:
 
     def matches(self, identity: Identity, token_ids: Sequence[int]) -> bool:
         """Whether the whole identity and every token are equal to these, not just the key."""
-        return self.identity == identity and self.token_ids == tuple(token_ids)
+        is_same = self.identity.to_json() == identity.to_json()
+        return is_same and self.token_ids == tuple(token_ids)
 
     def check(self, identity: Identity, token_ids: Sequence[int]) -> None:
         """Raise `EntryDamagedError` unless this is the entry asked for."""

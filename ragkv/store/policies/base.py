@@ -41,16 +41,12 @@ class Item:
     group: str = ""  # the conversation it belongs to; "" for a chunk that stands alone
     index: int = 0  # the number of its block in the group
 
-    @property
-    def unit(self) -> str:
-        """The group that policies decide by: its conversation, or the chunk itself."""
-        return self.group or self.key.digest
-
 
 class Policy(ABC):
     """Chooses what a full tier evicts."""
 
     name: ClassVar[str]
+    trims_early: ClassVar[bool] = False  # whether `trims` cuts while there is room
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         self.settings = settings or PolicySettings()

@@ -15,6 +15,7 @@ class ThresholdLRU(LRU):
     """
 
     name = "threshold-lru"
+    trims_early = True
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)

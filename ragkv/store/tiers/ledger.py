@@ -1,8 +1,8 @@
 """What the tiers of this machine share: a ledger of the items they hold, behind one lock.
 
-The ledger knows how many bytes items take, which are pinned, and which to evict. It holds metadata
-only: the tier moves the bytes. Two invariants: `used_bytes` is the sum of the held items' sizes and
-never above the capacity, and a pinned item is never evicted.
+The ledger knows how many bytes items take and which are pinned; `eviction.py` says which of them
+leave. It holds metadata only: the tier moves the bytes. Two invariants: `used_bytes` is the sum of
+the held items' sizes and never above the capacity, and a pinned item is never evicted.
 """
 
 import threading
@@ -12,11 +12,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Generic, TypeVar
 
 from ..entry import EntryKey
-from ..policies import Cut, Item, Policy, TurnSize
+from ..policies import Item, Policy, TurnSize
 from .base import Tier
+from .eviction import Eviction
 from .stats import Counts, TierStats
 
 P = TypeVar("P")
+
+MOST_NEWS = 1024  # are kept for a policy that is asked nothing
 
 
 @dataclass(slots=True, eq=False)
@@ -42,18 +45,39 @@ class Group(Generic[P]):
         return self.slots[-1].item.index + 1 if self.slots else 0
 
 
-@dataclass(slots=True)
-class Ledger(Generic[P]):
-    """Not thread-safe: its tier holds the lock."""
+def unit_of(item: Item) -> str:
+    """The group that policies decide by: its conversation, or the chunk itself."""
+    return item.group or item.key.digest
 
-    capacity_bytes: int
-    policy: Policy
-    on_evict: Callable[[Slot[P]], None]  # called after the slot has left the ledger
-    used_bytes: int = 0
-    _slots: dict[EntryKey, Slot[P]] = field(default_factory=dict)
-    _groups: dict[str, Group[P]] = field(default_factory=dict)
-    _pinned: set[str] = field(default_factory=set)  # groups
-    _pinned_bytes: int = 0  # of everything in those groups
+
+class Ledger(Eviction[P]):
+    """Not thread-safe: its tier holds the lock.
+
+    What happens is noted, and the policy is told of it, in order, before it is asked anything.
+    """
+
+    def __init__(
+        self, capacity_bytes: int, policy: Policy, on_evict: Callable[[Slot[P]], None]
+    ) -> None:
+        """`on_evict` is called after a slot has left the ledger."""
+        self.capacity_bytes = capacity_bytes
+        self.on_evict = on_evict
+        self.used_bytes = 0
+        self._policy = policy
+        self._news: list[Callable[[Policy], None]] = []  # of which the policy knows nothing yet
+        self._slots: dict[EntryKey, Slot[P]] = {}
+        self._groups: dict[str, Group[P]] = {}
+        self._pinned: set[str] = set()  # groups
+        self._pinned_bytes = 0  # of everything in those groups
+
+    @property
+    def policy(self) -> Policy:
+        """The policy, which knows all that happened."""
+        news = self._news
+        self._news = []
+        for tell in news:
+            tell(self._policy)
+        return self._policy
 
     def __contains__(self, key: object) -> bool:
         return key in self._slots
@@ -68,14 +92,10 @@ class Ledger(Generic[P]):
         """The slot of `key`, or `None`."""
         return self._slots.get(key)
 
-    def served(self, turn: TurnSize, now: float) -> None:
-        """Tell the policy that a conversation's turn was served; it may trim."""
-        self.policy.served(turn)
-        self._trim(0, None, now)
-
     def used(self, slot: Slot[P], now: float) -> None:
-        """Tell the policy that a held slot was leased."""
-        self.policy.used(slot.item.unit, now)
+        """Note for the policy that a held slot was leased."""
+        name = unit_of(slot.item)
+        self._note(lambda policy: policy.used(name, now))
 
     def make_space(self, item: Item, now: float) -> bool:
         """Evict until `item` fits, and announce it to the policy; `add` or `cancel` must follow.
@@ -83,41 +103,37 @@ class Ledger(Generic[P]):
         `False` if `item` cannot fit, and then nothing was evicted, or if the
         policy prefers to lose `item` over what is held.
         """
-        name = item.unit
+        name = unit_of(item)
         group = self._groups.get(name) or Group()
         if item.size > self.capacity_bytes - self._pinned_bytes:
             return False
-        self.policy.held(name, max(group.extent, item.index + 1), group.size + item.size, now)
-        wanted = self._trim(item.size, item, now)
-        while wanted and not self._fits(item.size):
-            wanted = self._take(self._victim(now), item.size, item, now)
+        extent = max(group.extent, item.index + 1)
+        size = group.size + item.size
+        self._note(lambda policy: policy.held(name, extent, size, now))
+        if self._fits(item.size) and not self._policy.trims_early:
+            return True
+        wanted = self.evict_for(name, item.index, item.size, now)
         if not wanted:
             self.cancel(item, now)
         return wanted
-
-    def resize(self, capacity_bytes: int, now: float) -> None:
-        """Change the capacity, and evict what does not fit any more and is not pinned."""
-        self.capacity_bytes = capacity_bytes
-        while self.used_bytes > max(capacity_bytes, self._pinned_bytes):
-            self._take(self._victim(now), 0, None, now)
 
     def add(self, item: Item, payload: P, now: float) -> None:
         """Add an item after `make_space` made space for it."""
         assert item.key not in self._slots
         slot = self._slots[item.key] = Slot(item, payload)
-        group = self._groups.setdefault(slot.item.unit, Group())
+        name = unit_of(item)
+        group = self._groups.setdefault(name, Group())
         insort(group.slots, slot, key=lambda other: other.item.index)
         group.size += item.size
         if group.pins:
             self._pinned_bytes += item.size
         self.used_bytes += item.size
-        self._report(
-            slot.item.unit, group, now
-        )  # again: the group may have changed since `make_space`
+        # again: the group may have changed since `make_space`
+        self._report(name, group, now)
 
     def cancel(self, item: Item, now: float) -> None:
         """Tell the policy that an announced item will not be added."""
-        name = item.unit
+        name = unit_of(item)
         self._report(name, self._groups.get(name) or Group(), now)
 
     def remove(self, key: EntryKey, now: float = 0.0) -> Slot[P] | None:
@@ -125,22 +141,23 @@ class Ledger(Generic[P]):
         slot = self._slots.pop(key, None)
         if slot is None:
             return None
-        group = self._groups[slot.item.unit]
+        name = unit_of(slot.item)
+        group = self._groups[name]
         group.slots.remove(slot)
         group.size -= slot.item.size
         self.used_bytes -= slot.item.size
         if group.pins:
             self._pinned_bytes -= slot.item.size
-            self._unpin_group(slot.item.unit, slot.pins)
+            self._unpin_group(name, slot.pins)
         if not group.slots:
-            del self._groups[slot.item.unit]
-        self._report(slot.item.unit, group, now)
+            del self._groups[name]
+        self._report(name, group, now)
         return slot
 
     def pin(self, slot: Slot[P]) -> None:
         """Count a lease: nothing of the slot's group is evicted until `unpin`."""
         slot.pins += 1
-        name = slot.item.unit
+        name = unit_of(slot.item)
         group = self._groups[name]
         group.pins += 1
         if group.pins == 1:
@@ -151,49 +168,20 @@ class Ledger(Generic[P]):
         """Count a closed lease. Harmless for a slot that was removed meanwhile."""
         slot.pins -= 1
         if self._slots.get(slot.item.key) is slot:
-            self._unpin_group(slot.item.unit, 1)
+            self._unpin_group(unit_of(slot.item), 1)
 
     def _fits(self, size: int) -> bool:
         return self.used_bytes + size <= self.capacity_bytes
 
-    def _victim(self, now: float) -> Cut:
-        cut = self.policy.victim(self._pinned, now)
-        assert cut is not None and cut.group not in self._pinned, (
-            "a policy must cut while a group is unpinned"
-        )
-        return cut
-
-    def _trim(self, need: int, item: Item | None, now: float) -> bool:
-        """Take the cuts that the policy wants whole; whether `item` itself is not among them."""
-        cuts = list(self.policy.trims(not self._fits(need), now))
-        wanted = [self._take(cut._replace(whole=True), need, item, now) for cut in cuts]
-        return all(wanted)
-
-    def _take(self, cut: Cut, need: int, item: Item | None, now: float) -> bool:
-        """Evict the tail of a group down to the cut, or until `need` bytes are free; whether `item`
-        is not part of it.
-
-        Evicts nothing of a pinned group.
-        """
-        group = self._groups.get(cut.group) or Group()
-        is_item = (
-            item is not None
-            and cut.group == item.unit
-            and item.index >= max(cut.keep, group.extent)
-        )
-        if cut.group in self._pinned or (is_item and not cut.whole):
-            # `item` would be the tail of its own group, so it is the first to go
-            return not is_item
-        while group.slots and group.slots[-1].item.index >= cut.keep:
-            if not cut.whole and self._fits(need):
-                break
-            slot = self.remove(group.slots[-1].item.key, now)
-            assert slot is not None
-            self.on_evict(slot)
-        return not is_item
-
     def _report(self, name: str, group: Group[P], now: float) -> None:
-        self.policy.held(name, group.extent, group.size, now)
+        extent = group.extent
+        size = group.size
+        self._note(lambda policy: policy.held(name, extent, size, now))
+
+    def _note(self, news: Callable[[Policy], None]) -> None:
+        self._news.append(news)
+        if len(self._news) > MOST_NEWS:
+            _ = self.policy
 
     def _unpin_group(self, name: str, leases: int) -> None:
         group = self._groups[name]
