@@ -113,10 +113,9 @@ class Fusor:
             size = sum(lease.stored_bytes for lease in leases if not lease.in_place)
             rows = plan.forced.numel() + choice.wanted
             ahead = self.speeds.ahead(size, rows * layers, layers, choice.upper_layers)
-        with (
-            self.reader(leases, ahead) as reader,
-            closing(fuse(adapter, plan, choice, reader, allocate, record)) as fusing,
-        ):
+        reader = self.reader(leases, ahead)
+        fusing = fuse(adapter, plan, choice, reader, allocate, record)
+        with closing(reader), closing(fusing):
             yield PromptPass(fusing, plan.forced, reader, choice.rows, check)
 
     def reader(self, leases: Sequence[Lease], ahead: int) -> LayerReader:

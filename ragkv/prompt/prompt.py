@@ -119,7 +119,8 @@ def lay_out(
     others = length + (asked if fits else min(asked, LEAST_ANSWER_TOKENS))
     truncated = None
     if history is not None:
-        history, truncated = fitted(history, context_length - others, settings)
+        if len(history) > (headroom := context_length - others):
+            history, truncated = fitted(history, headroom, settings)
         length += len(history)
     if not length:
         raise InputError("The prompt is empty: no prefix, chunk or question.")

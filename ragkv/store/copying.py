@@ -100,10 +100,12 @@ class TierCopies:
             return
 
         def copy() -> None:
-            with lease:
+            try:
                 if fastest.contains(key):
                     return
                 entry = lease.read_encoded()
+            finally:
+                lease.close()
             self._store(entry, depth, since, in_memory)
 
         job: Job[EncodedEntry] = Job(copy, key, lease.stored_bytes, cancel=lease.close)

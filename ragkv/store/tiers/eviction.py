@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ..entry import EntryKey
-from ..policies import Cut, Policy, TurnSize
+from ..policies import Cut, Policy
 
 if TYPE_CHECKING:
     from .ledger import Group, Slot
@@ -40,11 +40,6 @@ class Eviction(Generic[P]):
     def _fits(self, size: int) -> bool:
         """Whether so many bytes are free."""
 
-    def served(self, turn: TurnSize, now: float) -> None:
-        """Tell the policy that a conversation's turn was served; it may trim."""
-        self.policy.served(turn)
-        self._trim(0, now)
-
     def resize(self, capacity_bytes: int, now: float) -> None:
         """Change the capacity, and evict what does not fit any more and is not pinned."""
         self.capacity_bytes = capacity_bytes
@@ -56,7 +51,7 @@ class Eviction(Generic[P]):
         `name`, which the policy knows as held. `False` if the policy prefers to lose this block over
         what is held.
         """
-        wanted = self._trim(size, now, name, index)
+        wanted = self.trim(size, now, name, index)
         while wanted and not self._fits(size):
             wanted = self._take(self._victim(now), size, now, name, index)
         return wanted
@@ -68,7 +63,7 @@ class Eviction(Generic[P]):
         )
         return cut
 
-    def _trim(self, need: int, now: float, name: str = "", index: int = 0) -> bool:
+    def trim(self, need: int, now: float, name: str = "", index: int = 0) -> bool:
         """Take the cuts that the policy wants whole; whether the block that wants in is not among
         them.
         """

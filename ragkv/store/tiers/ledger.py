@@ -97,6 +97,12 @@ class Ledger(Eviction[P]):
         name = unit_of(slot.item)
         self._note(lambda policy: policy.used(name, now))
 
+    def served(self, turn: TurnSize, now: float) -> None:
+        """Note for the policy that a conversation's turn was served; it may trim."""
+        self._note(lambda policy: policy.served(turn))
+        if self._policy.trims_early:
+            self.trim(0, now)
+
     def make_space(self, item: Item, now: float) -> bool:
         """Evict until `item` fits, and announce it to the policy; `add` or `cancel` must follow.
 
