@@ -134,21 +134,22 @@ class Engine(EngineParts):
         with ExitStack() as held:
             limits = (request.deadline_s, request.cancel, request.began)
             work = held.enter_context(self.scheduler.request(*limits))
-            turn = None
+            keeps = keep and session is not None
             if session is not None:
                 self._conversations.check_usable(session)
-                if keep:
-                    turn = held.enter_context(self._conversations.turn(session, work))
+                if keeps:
+                    held.enter_context(session.held(work))
                 else:
                     self._conversations.bring_up_to_date(session)
             past = (session.history, session.notes) if session else ()
             prompt = self.intake.prompt(request, *past)
             request = replace(request, max_new_tokens=prompt.answer_tokens)
             session_id = session.session_id if session else ""
-            task = Task(request, prompt, work, session_id, keep=turn is not None)
+            task = Task(request, prompt, work, session_id, keeps)
             serving = held.enter_context(self._backend.serve(task))
-            if turn is not None:
-                turn.prefilled(task, serving.prefill)
+            turn = None
+            if session is not None and keeps:
+                turn = held.enter_context(self._conversations.turn(session, task, serving.prefill))
             yield work, turn, serving
 
     def chunk(

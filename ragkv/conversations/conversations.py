@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -23,15 +23,16 @@ from weakref import WeakSet, WeakValueDictionary
 from ragkv.config import EngineConfig
 from ragkv.errors import InputError, SessionUnavailableError
 from ragkv.model import Adapter
+from ragkv.prompt import ServedPrompt, Task
 from ragkv.prompt.history import BlockWriter, SessionState
 from ragkv.prompt.template import TemplateRuns
-from ragkv.scheduling import Work
-from ragkv.store import EntryKey, RemoteStats
+from ragkv.store import EntryKey
 
 from .manifest import Summary
-from .session import Session, SessionInfo
+from .session import Session
 from .storage import FolderStorage, SessionStorage
 from .turn import Turn
+from .upkeep import ConversationUpkeep
 
 if TYPE_CHECKING:
     from ragkv.cluster.shared_deletions import SharedDeletions
@@ -45,7 +46,7 @@ CLOCK_SKEW_S = 5.0  # by how much the clocks of replicas may differ
 
 
 @dataclass(eq=False)
-class Conversations:
+class Conversations(ConversationUpkeep):
     """The conversations of one engine. All methods are thread-safe.
 
     With a storage that replicas share, methods raise `SessionUnavailableError` if it does not
@@ -178,12 +179,15 @@ class Conversations:
         return session
 
     @contextmanager
-    def turn(self, session: Session, work: Work | None = None) -> Iterator[Turn]:
-        """A turn of `session`. One that does not end leaves the session as it was."""
-        with session.held(work), Turn(self, session) as turn:
+    def turn(self, session: Session, task: Task, served: ServedPrompt) -> Iterator[Turn]:
+        """A turn of `session`, which the caller holds, from its prompt's KV on. One that does not
+        end leaves the session as it was.
+        """
+        with Turn(self, session, task, served) as turn:
             with self._lock:
                 self._turns.add(turn)
             try:
+                turn.begin()
                 yield turn
             finally:
                 with self._lock:
@@ -269,70 +273,7 @@ class Conversations:
             if session.saved:
                 self._live.pop(session.session_id, None)
 
-    # All conversations.
-
-    def list(self, session_ids: Iterable[str] | None = None) -> tuple[SessionInfo, ...]:
-        """Every conversation that has turns, the last used first; with `session_ids`, of these
-        only.
-        """
-        found = self.storage.summaries(None if session_ids is None else tuple(session_ids))
-        shown = (
-            one for one in _last_used_first(found) if one.turns and not self._idle_too_long(one)
-        )
-        return tuple(map(self._info, shown))
-
-    def has(self, session_id: str) -> bool:
-        """Whether there is a conversation of that id that has turns, or has its first one under way
-        in this process: quick.
-        """
-        with self._lock:
-            session = self._live.get(session_id)
-        if session is not None and session.lock.locked():
-            return True
-        return any(summary.turns for summary in self.storage.summaries([session_id]))
-
-    def ids(self) -> tuple[str, ...]:
-        """The ids of the conversations that have turns, in no order, without looking anything up:
-        quick.
-        """
-        return self.storage.ids()
-
-    def uses(self) -> dict[str, float]:
-        """When each conversation was used last (seconds since the epoch), by its id, the last used
-        first: quick.
-        """
-        return {
-            summary.session_id: summary.used_at
-            for summary in _last_used_first(self.storage.summaries())
-        }
-
-    def delete_all(self, session_ids: Iterable[str]) -> None:
-        """Delete conversations: those that replicas share also while a turn of theirs runs."""
-        if not self.storage.shared:
-            for session_id in session_ids:
-                self.session(session_id).delete()
-            return
-        session_ids = tuple(session_ids)
-        found = tuple(self.storage.summaries(session_ids))
-        for session_id in session_ids:
-            self.storage.delete(session_id)
-            with self._lock:
-                session = self._live.pop(session_id, None)
-            if session is not None:
-                session.deleted = True
-        self.drop({key for summary in found for key in summary.keys})
-
-    def server_stats(self) -> RemoteStats | None:
-        """The health of the server that replicas share, as conversations see it; `None` if they
-        share none.
-        """
-        return None if self._storage is None else self._storage.stats()
-
-    def telling(self, keys: Sequence[EntryKey]) -> AbstractContextManager[None]:
-        """The block deletes the entries of `keys`; the replicas that share the conversations are
-        told of it.
-        """
-        return nullcontext() if self._deletions is None else self._deletions.telling(keys)
+    # What no history has any more.
 
     def drop(self, keys: Iterable[EntryKey]) -> None:
         """Delete the blocks of these keys that are in no history, of any replica, and of no turn
@@ -348,24 +289,6 @@ class Conversations:
         for key in dropped:
             self.block_writer.delete(key)
 
-    def drop_orphans(self) -> int:
-        """Have the blocks on this machine deleted that are in no conversation; returns how many
-        there are.
-
-        The block writer deletes them after what was saved before. A process that was killed in a
-        turn leaves such blocks, and so does a deletion that this one was not told of.
-        """
-        blocks = self.block_writer.on_this_machine()
-        if blocks:
-            blocks -= self._used_keys()
-        if blocks:  # some may be of another model's conversations
-            blocks &= self.block_writer.own()
-            # Not at once: a turn that begins now may save the same blocks, and the block writer
-            # stores them afterwards.
-            if not self.block_writer.then(partial(self.drop, blocks)):
-                self.drop(blocks)  # the engine is being closed: no turn begins
-        return len(blocks)
-
     def sweep(self) -> None:
         """Have the conversations cleared that were idle for too long, except those of which a turn
         runs.
@@ -378,27 +301,6 @@ class Conversations:
         for summary in filter(self._idle_too_long, self.storage.summaries()):
             # Opening an expired session clears it.
             self.block_writer.then(partial(self.session, summary.session_id))
-
-    def tidy(self) -> None:
-        """Delete what no replica needs any more: idle conversations, and blocks that are
-        in none.
-        """
-        self.sweep()
-        self.drop_orphans()
-
-    def flush(self) -> None:
-        """Return when blocks and states are saved."""
-        self.block_writer.flush()
-        if self._storage is not None:
-            self._storage.flush()
-
-    def close(self) -> None:
-        """Save what waits and stop. Twice is harmless."""
-        if self._deletions is not None:
-            self._deletions.close()
-        self.block_writer.close()
-        if self._storage is not None:
-            self._storage.close()
 
     def _load(self, session: Session) -> None:
         """Take the session's state from the storage, if it has another one."""
@@ -451,18 +353,6 @@ class Conversations:
         now = self.clock()
         return SessionState(created_at=now, used_at=now, ttl_s=ttl_s)
 
-    def _info(self, summary: Summary) -> SessionInfo:
-        sizes = zip(summary.keys, summary.key_tokens, strict=True)
-        stored = sum(tokens for key, tokens in sizes if self.block_writer.stored(key))
-        size = stored * self.adapter.kv_bytes_per_token
-        return SessionInfo(
-            summary.session_id, summary.turns, summary.tokens, size, summary.used_at, summary.title
-        )
-
     def _idle_too_long(self, known: SessionState | Summary) -> bool:
         ttl_s = self.config.session.ttl_s if known.ttl_s is None else known.ttl_s
         return bool(known.turns) and ttl_s is not None and self.clock() - known.used_at > ttl_s
-
-
-def _last_used_first(found: Iterable[Summary]) -> list[Summary]:
-    return sorted(found, key=lambda summary: -summary.used_at)

@@ -38,11 +38,26 @@ if TYPE_CHECKING:
 class Turn(Closing):
     """A turn of a conversation, which cuts the KV that it makes into blocks."""
 
-    def __init__(self, owner: "Conversations", session: Session) -> None:
+    def __init__(
+        self, owner: "Conversations", session: Session, task: Task, served: ServedPrompt
+    ) -> None:
+        """The session is held, and the prompt's KV is complete. Nothing is saved yet."""
+        prompt = task.prompt
+        assert prompt.history is not None
         self._owner = owner
         self._writer = owner.block_writer
         self._session = session
         self._before = session.state
+        self._prompt = prompt
+        self._history = prompt.history
+        self._parts = _parts(prompt, task.request)
+        self._made = served.turn_kv
+        self._ids = list(prompt.token_ids)
+        self._prefix_digest = ids_digest(prompt.prefix)
+        self._chain = Chain(prompt.prefix)
+        self._at = len(prompt.prefix)  # position behind the last block
+        self._blocks = list(prompt.blocks)
+        self._next_index = session.state.history.next_index
         # in the context of inexact blocks, so that only this session finds them
         self._taint = secrets.token_hex(16)
         self._saved: list[EntryKey] = []
@@ -55,27 +70,13 @@ class Turn(Closing):
         """The keys of the blocks that this turn has saved so far."""
         return tuple(self._saved)
 
-    def prefilled(self, task: Task, prefill: ServedPrompt) -> None:
-        """The prompt's KV is complete: save blocks of history that were computed again, then
-        complete new ones.
-        """
-        prompt = task.prompt
-        assert prompt.history is not None
-        self._prompt = prompt
-        self._history = prompt.history
-        self._parts = _parts(prompt, task.request)
-        self._made = prefill.turn_kv
-        self._ids = list(prompt.token_ids)
-        self._prefix_digest = ids_digest(prompt.prefix)
-        self._chain = Chain(prompt.prefix)
-        self._at = len(prompt.prefix)  # position behind the last block
-        self._blocks = list(prompt.blocks)
-        for number, block in enumerate(prompt.blocks):
+    def begin(self) -> None:
+        """Save blocks of history that were computed again, then complete new ones."""
+        for number, block in enumerate(self._prompt.blocks):
             if self._made is not None and number in self._made.recomputed_blocks:
                 self._blocks[number] = self._save(self._made, self._at + len(block), block.index)
             self._at += len(block)
             self._chain.add(block.kept_ids)
-        self._next_index = self._before.history.next_index
         self._save_complete_blocks()
 
     def follow(self, event: TokenEvent | Answer) -> TokenEvent | Answer:

@@ -2,7 +2,7 @@
 
 The first prefill to get the compute lock takes along its tenant's others that wait, oldest first,
 of any engine on the model. No tenant waits for another one's rows in its own pass. It knows no
-plans: how jobs are computed is up to its caller.
+plans: how prefills are computed is up to its caller.
 """
 
 import threading
@@ -15,17 +15,17 @@ from ragkv.runtime import FairLock, Wait
 if TYPE_CHECKING:
     from .scheduler import Work
 
-Job = TypeVar("Job")
+P = TypeVar("P")  # a prefill
 
 # The most rows of a pass over several prompts, all of which wait for its end.
 JOINT_ROWS = 512
 
 
-class _WaitingJob(Generic[Job]):
-    """A prefill that waits: `job` computes `rows` rows in a layer."""
+class _WaitingPrefill(Generic[P]):
+    """A prefill that waits; it computes `rows` rows in a layer."""
 
-    def __init__(self, job: Job, rows: float, owner: str) -> None:
-        self.job = job
+    def __init__(self, prefill: P, rows: float, owner: str) -> None:
+        self.prefill = prefill
         self.rows = rows
         self.wait = Wait(owner)
         self.taken = False  # whether a pass of this or another thread has it
@@ -33,12 +33,12 @@ class _WaitingJob(Generic[Job]):
 
 
 @dataclass(eq=False)
-class JointPrefills(Generic[Job]):
+class JointPrefills(Generic[P]):
     """The prefills that wait for one model."""
 
     lock: FairLock  # of who computes
     _guard: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _waiting: list[_WaitingJob[Job]] = field(default_factory=list, init=False)
+    _waiting: list[_WaitingPrefill[P]] = field(default_factory=list, init=False)
 
     @property
     def waiting(self) -> int:
@@ -46,22 +46,23 @@ class JointPrefills(Generic[Job]):
         return len(self._waiting)
 
     def run(
-        self, job: Job, rows: float, work: "Work", compute: Callable[[Sequence[Job]], None]
+        self, prefill: P, rows: float, work: "Work", compute: Callable[[Sequence[P]], None]
     ) -> None:
-        """Return when a pass with `job` is over. Raises what `work.check` raises while it waits.
+        """Return when a pass with `prefill` is over. Raises what `work.check` raises while it
+        waits.
 
-        `compute` is called under the lock: with `job`, and with others unless they have more than
-        `JOINT_ROWS` rows together. It must set a result or an error on every job; one that has
+        `compute` is called under the lock: with `prefill`, and with others unless they have more
+        than `JOINT_ROWS` rows together. It must set a result or an error on every one; one that has
         neither is tried again by its own thread. What it raises is raised on this thread.
         """
-        place = _WaitingJob(job, rows, work.owner)
+        place = _WaitingPrefill(prefill, rows, work.owner)
         with self._guard:
             self._waiting.append(place)
         try:
             if self.lock.acquire(place.wait, work.check):
                 places = self._joining(place)
                 try:
-                    compute([one.job for one in places])
+                    compute([one.prefill for one in places])
                 finally:
                     for one in places:
                         one.done.set()
@@ -72,7 +73,7 @@ class JointPrefills(Generic[Job]):
             if place.taken:  # another thread may still compute it, also when this one gave up
                 place.done.wait()
 
-    def _joining(self, first: _WaitingJob[Job]) -> list[_WaitingJob[Job]]:
+    def _joining(self, first: _WaitingPrefill[P]) -> list[_WaitingPrefill[P]]:
         """`first`, and its tenant's others that fit into its pass."""
         with self._guard:
             places = [first]

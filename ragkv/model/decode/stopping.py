@@ -53,7 +53,9 @@ class TextStream:
         decoded: str = self._tokenizer.decode(
             self._ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
-        cut = min((at for s in self._stop if (at := decoded.find(s)) >= 0), default=None)
+        # none begins in what was returned: what might become one was held back
+        begins = (decoded.find(s, self._returned) for s in self._stop)
+        cut = min((at for at in begins if at >= 0), default=None)
         self._decoded = decoded[:cut]
         self.stopped = cut is not None
         return self._hand_out(len(decoded) - self._held_back(decoded) if cut is None else cut)

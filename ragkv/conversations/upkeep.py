@@ -1,0 +1,172 @@
+"""What concerns all conversations of an engine: lists of them, deletions, and what is left over. A
+turn needs none of this.
+"""
+
+import threading
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from ragkv.model import Adapter
+from ragkv.prompt.history import BlockWriter, SessionState
+from ragkv.store import EntryKey, RemoteStats
+
+from .manifest import Summary
+from .session import Session, SessionInfo
+from .storage import SessionStorage
+
+if TYPE_CHECKING:
+    from ragkv.cluster.shared_deletions import SharedDeletions
+
+
+class ConversationUpkeep:
+    """The part of `Conversations` that no turn needs. All methods are thread-safe."""
+
+    adapter: Adapter
+    block_writer: BlockWriter
+    _storage: SessionStorage | None  # opened with the first use
+    _lock: threading.RLock
+    _live: WeakValueDictionary[str, Session]
+    _deletions: "SharedDeletions | None"
+
+    @property
+    @abstractmethod
+    def storage(self) -> SessionStorage:
+        """See `Conversations.storage`."""
+
+    @abstractmethod
+    def session(self, session_id: str, ttl_s: float | None = None) -> Session:
+        """See `Conversations.session`."""
+
+    @abstractmethod
+    def drop(self, keys: Iterable[EntryKey]) -> None:
+        """See `Conversations.drop`."""
+
+    @abstractmethod
+    def sweep(self) -> None:
+        """See `Conversations.sweep`."""
+
+    @abstractmethod
+    def _used_keys(self) -> set[EntryKey]:
+        """See `Conversations._used_keys`."""
+
+    @abstractmethod
+    def _idle_too_long(self, known: SessionState | Summary) -> bool:
+        """See `Conversations._idle_too_long`."""
+
+    def list(self, session_ids: Iterable[str] | None = None) -> tuple[SessionInfo, ...]:
+        """Every conversation that has turns, the last used first; with `session_ids`, of these
+        only.
+        """
+        found = self.storage.summaries(None if session_ids is None else tuple(session_ids))
+        shown = (
+            one for one in _last_used_first(found) if one.turns and not self._idle_too_long(one)
+        )
+        return tuple(map(self._info, shown))
+
+    def has(self, session_id: str) -> bool:
+        """Whether there is a conversation of that id that has turns, or has its first one under way
+        in this process: quick.
+        """
+        with self._lock:
+            session = self._live.get(session_id)
+        if session is not None and session.lock.locked():
+            return True
+        return any(summary.turns for summary in self.storage.summaries([session_id]))
+
+    def ids(self) -> tuple[str, ...]:
+        """The ids of the conversations that have turns, in no order, without looking anything up:
+        quick.
+        """
+        return self.storage.ids()
+
+    def uses(self) -> dict[str, float]:
+        """When each conversation was used last (seconds since the epoch), by its id, the last used
+        first: quick.
+        """
+        return {
+            summary.session_id: summary.used_at
+            for summary in _last_used_first(self.storage.summaries())
+        }
+
+    def delete_all(self, session_ids: Iterable[str]) -> None:
+        """Delete conversations: those that replicas share also while a turn of theirs runs."""
+        if not self.storage.shared:
+            for session_id in session_ids:
+                self.session(session_id).delete()
+            return
+        session_ids = tuple(session_ids)
+        found = tuple(self.storage.summaries(session_ids))
+        for session_id in session_ids:
+            self.storage.delete(session_id)
+            with self._lock:
+                session = self._live.pop(session_id, None)
+            if session is not None:
+                session.deleted = True
+        self.drop({key for summary in found for key in summary.keys})
+
+    def server_stats(self) -> RemoteStats | None:
+        """The health of the server that replicas share, as conversations see it; `None` if they
+        share none.
+        """
+        return None if self._storage is None else self._storage.stats()
+
+    def telling(self, keys: Sequence[EntryKey]) -> AbstractContextManager[None]:
+        """The block deletes the entries of `keys`; the replicas that share the conversations are
+        told of it.
+        """
+        return nullcontext() if self._deletions is None else self._deletions.telling(keys)
+
+    def drop_orphans(self) -> int:
+        """Have the blocks on this machine deleted that are in no conversation; returns how many
+        there are.
+
+        The block writer deletes them after what was saved before. A process that was killed in a
+        turn leaves such blocks, and so does a deletion that this one was not told of.
+        """
+        blocks = self.block_writer.on_this_machine()
+        if blocks:
+            blocks -= self._used_keys()
+        if blocks:  # some may be of another model's conversations
+            blocks &= self.block_writer.own()
+            # Not at once: a turn that begins now may save the same blocks, and the block writer
+            # stores them afterwards.
+            if not self.block_writer.then(partial(self.drop, blocks)):
+                self.drop(blocks)  # the engine is being closed: no turn begins
+        return len(blocks)
+
+    def tidy(self) -> None:
+        """Delete what no replica needs any more: idle conversations, and blocks that are
+        in none.
+        """
+        self.sweep()
+        self.drop_orphans()
+
+    def flush(self) -> None:
+        """Return when blocks and states are saved."""
+        self.block_writer.flush()
+        if self._storage is not None:
+            self._storage.flush()
+
+    def close(self) -> None:
+        """Save what waits and stop. Twice is harmless."""
+        if self._deletions is not None:
+            self._deletions.close()
+        self.block_writer.close()
+        if self._storage is not None:
+            self._storage.close()
+
+    def _info(self, summary: Summary) -> SessionInfo:
+        sizes = zip(summary.keys, summary.key_tokens, strict=True)
+        stored = sum(tokens for key, tokens in sizes if self.block_writer.stored(key))
+        size = stored * self.adapter.kv_bytes_per_token
+        return SessionInfo(
+            summary.session_id, summary.turns, summary.tokens, size, summary.used_at, summary.title
+        )
+
+
+def _last_used_first(found: Iterable[Summary]) -> list[Summary]:
+    return sorted(found, key=lambda summary: -summary.used_at)
