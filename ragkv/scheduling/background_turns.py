@@ -9,22 +9,16 @@ import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-
-from ragkv.model import Adapter
 from ragkv.model.cpu.copied import FEW_ROWS
-from ragkv.runtime import Check, FairLock, ThreadChoice, no_check
+from ragkv.runtime import Check, no_check
 from ragkv.runtime.waiting import POLL_S
 
-from .decode_batch import DecodeBatch
-from .joint_prefills import JointPrefills
-
 if TYPE_CHECKING:
-    from .scheduler import Work
+    from .scheduler import SharedCompute, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +33,11 @@ class QueueStats:
     cancelled: int  # cancelled while they waited, prefilled or decoded
 
 
-class SharedCompute:
-    """What the engines on one model share: who computes now, the decode batch, and how many
-    requests run.
-    """
-
-    def __init__(self, adapter: Adapter) -> None:
-        on_cpu = adapter.device.type == "cpu"
-        self.threads = ThreadChoice(torch.get_num_threads() if on_cpu else 1)
-        # only the thread that computes keeps an OpenMP pool
-        self.lock = FairLock(self.threads.end, self.threads.begin)
-        # of those that encode one waits for its turn, so a request waits for one chunk
-        self.encoding = FairLock()
-        self.batch = DecodeBatch(adapter, self.lock)
-        self.prefills = JointPrefills[Any](self.lock)
-        self.requests = 0  # now running
-        self.changed = threading.Condition()  # guards `requests`
-
-
 class BackgroundTurns:
     """The part of a `Scheduler` that no request needs. All methods are thread-safe."""
 
     owner: str
-    _compute: SharedCompute
+    _compute: "SharedCompute"
     _lock: threading.Lock
     _waiting: "deque[Work]"
     _running: "set[Work]"
@@ -72,8 +48,8 @@ class BackgroundTurns:
     _closed: bool
 
     @abstractmethod
-    def _check_open(self) -> None:
-        """Raise `RagKVError` if the engine was closed."""
+    def computing(self, check: Check = no_check) -> AbstractContextManager[None]:
+        """See `Scheduler.computing`."""
 
     @abstractmethod
     def _add_requests(self, count: int) -> None:
@@ -89,15 +65,6 @@ class BackgroundTurns:
         ):
             check()
             time.sleep(POLL_S)
-
-    @contextmanager
-    def computing(self, check: Check = no_check) -> Iterator[None]:
-        """Compute with the model inside the block. Raises what `check` raises, and `RagKVError`
-        once closed.
-        """
-        with self._compute.lock.hold(self.owner, check=check):
-            self._check_open()
-            yield
 
     @contextmanager
     def encoding(self, check: Check = no_check) -> Iterator[None]:

@@ -14,13 +14,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import torch
 
 from ragkv.config import SchedulerConfig
 from ragkv.errors import CancelledError, DeadlineError, QueueFullError, RagKVError
+from ragkv.model import Adapter
+from ragkv.runtime import Check, FairLock, ThreadChoice, no_check
 from ragkv.runtime.waiting import POLL_S
 from ragkv.store import PrefetchHint, Store
 
-from .background_turns import BackgroundTurns, SharedCompute
+from .background_turns import BackgroundTurns
+from .decode_batch import DecodeBatch
+from .joint_prefills import JointPrefills
 
 # Short prompts are admitted beyond `workers` while all admitted prompts together have at most so
 # many tokens. They plan and read ahead, and then share a pass.
@@ -84,6 +91,24 @@ class Work:
         may_end = self._cancel is not None or self._deadline_s is not None
         while not event.wait(POLL_S if may_end else None):
             self.check()
+
+
+class SharedCompute:
+    """What the engines on one model share: who computes now, the decode batch, and how many
+    requests run.
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        on_cpu = adapter.device.type == "cpu"
+        self.threads = ThreadChoice(torch.get_num_threads() if on_cpu else 1)
+        # only the thread that computes keeps an OpenMP pool
+        self.lock = FairLock(self.threads.end, self.threads.begin)
+        # of those that encode one waits for its turn, so a request waits for one chunk
+        self.encoding = FairLock()
+        self.batch = DecodeBatch(adapter, self.lock)
+        self.prefills = JointPrefills[Any](self.lock)
+        self.requests = 0  # now running
+        self.changed = threading.Condition()  # guards `requests`
 
 
 class Scheduler(BackgroundTurns):
@@ -156,6 +181,15 @@ class Scheduler(BackgroundTurns):
             if hinted is not None:
                 self._store.left(hinted)
             self._leave(work)
+
+    @contextmanager
+    def computing(self, check: Check = no_check) -> Iterator[None]:
+        """Compute with the model inside the block. Raises what `check` raises, and `RagKVError`
+        once closed.
+        """
+        with self._compute.lock.hold(self.owner, check=check):
+            self._check_open()
+            yield
 
     def between_layers(self) -> None:
         """Let requests that wait for a token decode a step, then let tenants that used less time
