@@ -9,8 +9,7 @@ import torch
 from .cpu.packing import with_copies
 from .layer_views import TilePause, attending_view
 from .layers import PlainLayer
-from .promptkv import KVShape
-from .recording import Recording
+from .promptkv import KVShape, Recording
 from .rope import Rope
 from .rows import register
 

@@ -5,7 +5,6 @@ request meets none of this (`scheduler.py`).
 """
 
 import threading
-import time
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -13,9 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ragkv.model.cpu.copied import FEW_ROWS
 from ragkv.runtime import Check, no_check
-from ragkv.runtime.waiting import POLL_S
 
 if TYPE_CHECKING:
     from .scheduler import SharedCompute, Work
@@ -54,17 +51,6 @@ class BackgroundTurns:
     @abstractmethod
     def _add_requests(self, count: int) -> None:
         """So many more requests run on the model."""
-
-    def wait_for_room(self, check: Check) -> None:
-        """Return when the next prompt should be prepared.
-
-        While other tenants compute, only a few requests of one tenant wait for the model.
-        """
-        while len(self._running) + len(self._waiting) >= FEW_ROWS and (
-            self._compute.lock.owners - {self.owner}
-        ):
-            check()
-            time.sleep(POLL_S)
 
     @contextmanager
     def encoding(self, check: Check = no_check) -> Iterator[None]:

@@ -21,6 +21,7 @@ import torch
 from ragkv.config import SchedulerConfig
 from ragkv.errors import CancelledError, DeadlineError, QueueFullError, RagKVError
 from ragkv.model import Adapter
+from ragkv.model.cpu.copied import FEW_ROWS
 from ragkv.runtime import Check, FairLock, ThreadChoice, no_check
 from ragkv.runtime.waiting import POLL_S
 from ragkv.store import PrefetchHint, Store
@@ -181,6 +182,17 @@ class Scheduler(BackgroundTurns):
             if hinted is not None:
                 self._store.left(hinted)
             self._leave(work)
+
+    def wait_for_room(self, check: Check) -> None:
+        """Return when the next prompt should be prepared.
+
+        While other tenants compute, only a few requests of one tenant wait for the model.
+        """
+        while len(self._running) + len(self._waiting) >= FEW_ROWS and (
+            self._compute.lock.owners - {self.owner}
+        ):
+            check()
+            time.sleep(POLL_S)
 
     @contextmanager
     def computing(self, check: Check = no_check) -> Iterator[None]:
