@@ -3,7 +3,7 @@ turn needs none of this.
 """
 
 import threading
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ragkv.cluster.shared_deletions import SharedDeletions
 
 
-class ConversationUpkeep:
+class ConversationUpkeep(ABC):
     """The part of `Conversations` that no turn needs. All methods are thread-safe."""
 
     adapter: Adapter

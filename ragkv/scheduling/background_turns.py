@@ -5,7 +5,7 @@ request meets none of this (`scheduler.py`).
 """
 
 import threading
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -30,7 +30,7 @@ class QueueStats:
     cancelled: int  # cancelled while they waited, prefilled or decoded
 
 
-class BackgroundTurns:
+class BackgroundTurns(ABC):
     """The part of a `Scheduler` that no request needs. All methods are thread-safe."""
 
     owner: str

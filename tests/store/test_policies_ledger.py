@@ -2,14 +2,16 @@
 sizes add up.
 """
 
+from collections.abc import Container
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.simulate import ALL_POLICIES, make_any_policy
-from ragkv.store import EntryKey, Item, Policy, TurnSize, make_policy
-from ragkv.store.policies import PolicySettings
-from ragkv.store.tiers.ledger import Ledger, Slot
+from ragkv.store import LRU, EntryKey, Item, Policy, TurnSize, make_policy
+from ragkv.store.policies import Cut, PolicySettings
+from ragkv.store.tiers.ledger import MOST_NEWS, Ledger, Slot
 
 CAPACITY = 12
 STEP = st.tuples(
@@ -108,6 +110,51 @@ def test_a_refused_put_leaves_the_policy_unchanged(name: str) -> None:
     ledger.unpin(slot)
     cut = ledger.policy.victim((), 2.0)
     assert cut is not None and cut.group == "held"
+
+
+class TellingLRU(LRU):
+    """An LRU that notes what it is told and asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def held(self, group: str, blocks: int, size: int, now: float) -> None:
+        self.calls.append(f"held {group} {blocks}")
+        super().held(group, blocks, size, now)
+
+    def used(self, group: str, now: float) -> None:
+        self.calls.append(f"used {group}")
+        super().used(group, now)
+
+    def victim(self, pinned: Container[str], now: float) -> Cut | None:
+        self.calls.append("victim")
+        return super().victim(pinned, now)
+
+
+def test_a_policy_is_told_what_happened_in_order_when_something_must_go() -> None:
+    policy = TellingLRU()
+    ledger, evicted = ledger_of(2, policy)
+    for number, name in enumerate("ab"):
+        assert add(ledger, Item(EntryKey(name), 1), float(number))
+    slot = ledger.get(EntryKey("a"))
+    assert slot is not None
+    ledger.used(slot, 2.0)
+    assert policy.calls == [], "there was room"
+    assert add(ledger, Item(EntryKey("c"), 1), 3.0)
+    told = ["held a 1", "held a 1", "held b 1", "held b 1", "used a", "held c 1", "victim"]
+    assert policy.calls == told and evicted == [EntryKey("b")]
+
+
+def test_a_policy_that_is_asked_nothing_is_told_before_there_is_much_to_tell() -> None:
+    policy = TellingLRU()
+    ledger, _ = ledger_of(2, policy)
+    assert add(ledger, Item(EntryKey("a"), 1))
+    slot = ledger.get(EntryKey("a"))
+    assert slot is not None
+    for number in range(MOST_NEWS):
+        ledger.used(slot, float(number))
+    assert 0 < policy.calls.count("used a") <= MOST_NEWS
 
 
 def test_a_conversation_loses_its_tail_first() -> None:

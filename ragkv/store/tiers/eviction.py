@@ -4,7 +4,7 @@ A policy is asked only when something must go, or if it trims while there is roo
 entry for which there is room, meet none of this.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 P = TypeVar("P")
 
 
-class Eviction(Generic[P]):
+class Eviction(ABC, Generic[P]):
     """The part of a `Ledger` that evicts. Not thread-safe: its tier holds the lock."""
 
     capacity_bytes: int
