@@ -180,9 +180,15 @@ class Turn(Closing):
         context = self._chain.context(
             made.frequencies, "" if stop <= made.exact_until else self._taint
         )
-        fused = made.fused and stop > made.exact_until
         block = Block(
-            context, self._prefix_digest, made.frequencies, ids, index, 0, len(ids), fused=fused
+            context,
+            self._prefix_digest,
+            made.frequencies,
+            token_ids=ids,
+            index=index,
+            start=0,
+            stop=len(ids),
+            fused=made.fused and stop > made.exact_until,
         )
         if not self._saved:
             # before the store's policies see its blocks

@@ -191,15 +191,15 @@ class _Pass:
             reader = prompt.reader
             prompt.ended = Passed(
                 fused,
-                _selected(fused.rows_by_layer, prompt.forced),
-                own.clone() if len(self._fused) > 1 else own,
-                took_s,
-                self._others_s,
-                reader.waited_s,
-                reader.read_s,
-                reader.read_bytes,
-                reader.bytes_by_tier(),
-                len(self._prompts),
+                selected_by_layer=_selected(fused.rows_by_layer, prompt.forced),
+                logits=own.clone() if len(self._fused) > 1 else own,
+                pass_s=took_s,
+                others_s=self._others_s,
+                load_s=reader.waited_s,
+                read_s=reader.read_s,
+                read_bytes=reader.read_bytes,
+                bytes_by_tier=reader.bytes_by_tier(),
+                prompts=len(self._prompts),
             )
 
     def _advance(self, prompt: PromptPass, hidden: torch.Tensor | None) -> None:

@@ -60,7 +60,7 @@ def wanted(prompt: Prompt, method: Method, frequencies: str) -> list[Span]:
             leads = chunk == 0 and not prompt.past_ids and (prompt.own_prefix or not start)
             state = SpanState.EXACT if leads else SpanState.FUSED
             offset = prompt.excerpts[chunk].offset if chunk in prompt.excerpts else 0
-            runs.append(Span(SpanKind.CHUNK, start, stop, state, None, chunk, offset))
+            runs.append(Span(SpanKind.CHUNK, start, stop, state, chunk=chunk, offset=offset))
     if prompt.question:
         length = len(prompt.token_ids)
         start = length - len(prompt.question)
