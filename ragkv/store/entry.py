@@ -19,7 +19,7 @@ import re
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Union
 
 import torch
@@ -30,6 +30,7 @@ from .codecs import CODECS, RAW, Codec
 
 FORMAT_VERSION = 5  # of KV and of identities; `RECORD_VERSION` is that of the bytes of an entry
 _KEY_TEXT = re.compile(r"[0-9a-f]{64}")
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 _GROUP = re.compile(r"[\w-]{0,64}", re.ASCII)  # it is a part of a file's name
 
 
@@ -88,10 +89,10 @@ class Identity:
 
     @functools.cached_property
     def _json(self) -> str:  # once: a request hashes a key for every chunk
-        named = {one.name: getattr(self, one.name) for one in fields(self)}
+        named = dict(vars(self))
         if not self.behind:
             del named["behind"]
-        return json.dumps(named, sort_keys=True, separators=(",", ":"))
+        return _CANONICAL.encode(named)
 
     @staticmethod
     @functools.lru_cache(maxsize=64)  # a request reads one for every entry
