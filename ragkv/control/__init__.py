@@ -4,9 +4,9 @@ One decision for each request (`Controller.decide`), from a profile that is meas
 corrected by what requests took. The pure arithmetic is in `decision.py` and `estimators.py`.
 """
 
-from .controller import Controller, Decided
+from .controller import Controller
 from .method import Method, Methods
 from .profile import Profile
 from .profiler import Profiler
 
-__all__ = ["Controller", "Decided", "Method", "Methods", "Profile", "Profiler"]
+__all__ = ["Controller", "Method", "Methods", "Profile", "Profiler"]

@@ -25,39 +25,28 @@ NO_GAIN = "reuse would bring the first token no sooner"  # why no chunk is
 MOST_ROWS = 0.8
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """The controller's decision for one prompt."""
-
-    plan: Plan
-    selector: Selector
-    ratio: float  # of the candidates that are recomputed in each layer
-    why: tuple[str, ...] = ()  # the decision in words; empty if there was none
-    notes: tuple[str, ...] = ()  # what else the report says about it
-    expected_s: float | None = None  # what the pass should take; None if that was not estimated
-
-
 @dataclass(eq=False)
 class Controller(PresentProfile):
     """The controller with the engine's profile. Holds no request's state."""
 
     methods: Methods  # with that of requests which name none
 
-    def decide(self, plan: Plan, method: Method) -> Decided:
-        """Choose the spans to compute instead of load and, if `method` leaves it open, the ratio.
+    def decide(self, plan: Plan, method: Method) -> Plan:
+        """The plan with its ratio, which is chosen if `method` leaves it open, and with some spans
+        computed instead of loaded.
 
         The ratio is at least that of `method`. At a given ratio only chunks of shared storage are
         computed.
         """
-        decided = self._chosen(plan, method)
-        count = len(decided.plan.candidates)
-        raised = decided.ratio
+        plan = self._chosen(plan, method)
+        count = len(plan.candidates)
+        raised = plan.ratio
         if method.selector.uses_ratio:
             raised = with_floor(raised, count, method.floor_tokens)
-        floor = () if raised == decided.ratio else (_floor_note(count, decided.ratio, raised),)
-        return replace(decided, ratio=raised, notes=(*method.notes, *floor))
+        floor = () if raised == plan.ratio else (_floor_note(count, plan.ratio, raised),)
+        return replace(plan, ratio=raised, notes=(*plan.notes, *method.notes, *floor))
 
-    def _chosen(self, plan: Plan, method: Method) -> Decided:
+    def _chosen(self, plan: Plan, method: Method) -> Plan:
         """The plan with some spans computed, the ratio, and why."""
         if self._profile is None:
             return self._unprofiled(plan, method, self._refusal)
@@ -77,12 +66,12 @@ class Controller(PresentProfile):
         computed = [spans[index] for index in decision.computed]
         plan = plan.computing(computed, SLOWER if decision.pays else NO_GAIN)
         why = (*decision.why, *(corrected if decision.why else ()))
-        return Decided(plan, method.selector, decision.ratio, why, expected_s=decision.ttft_s)
+        return replace(plan, ratio=decision.ratio, decision=why, expected_s=decision.ttft_s)
 
-    def _unprofiled(self, plan: Plan, method: Method, error: str) -> Decided:
+    def _unprofiled(self, plan: Plan, method: Method, error: str) -> Plan:
         """The decision by counting rows: r*, or all computed. A given ratio is taken."""
         if not method.controlled:
-            return Decided(plan, method.selector, method.ratio)
+            return replace(plan, ratio=method.ratio)
         fused = [span for span in plan.spans if span.state is SpanState.FUSED]
         share = rows_share(plan, method.selector, method.ratio, self.adapter.layer_count)
         why = f"ratio {method.ratio:.0%} = r*: {error}"
@@ -92,21 +81,21 @@ class Controller(PresentProfile):
                 f"all is computed: of {plan.token_ids.numel()} tokens reuse would still compute "
                 f"{share:.0%} ({error})"
             )
-        return Decided(plan, method.selector, method.ratio, (why,))
+        return replace(plan, ratio=method.ratio, decision=(why,))
 
-    def learn(self, decided: Decided, passed: Passed) -> None:
+    def learn(self, plan: Plan, selector: Selector, passed: Passed) -> None:
         """Compare what a pass took, without steps of other requests, with the profile's
         estimate.
         """
         if (profile := self._profile) is None:
             return
-        spans, loads = loads_of(decided.plan)
+        spans, loads = loads_of(plan)
         tiers = {kind: speed.times(0.0) for kind, speed in profile.tiers.items()}
         tiers |= {load.tier: TierSpeed(0.0, 0.0) for load in loads if load.tier not in tiers}
         at_once = replace(profile, tiers=tiers, copy_bytes_per_s=None)
         if passed.prompts == 1:  # else the time is that of all
-            shape = Shape.of(decided.plan, decided.selector, self.adapter.layer_count)
-            computing_s = ttft_s(at_once, shape, decided.ratio, loads)
+            shape = Shape.of(plan, selector, self.adapter.layer_count)
+            computing_s = ttft_s(at_once, shape, plan.ratio, loads)
             self._compare(COMPUTE, passed.pass_s - passed.load_s - passed.others_s, computing_s)
         leases = [span.lease for span in spans if span.lease and not span.lease.in_place]
         kinds = {lease.kind.value for lease in leases}

@@ -89,6 +89,10 @@ class Plan:
     missed: tuple[int, ...] = ()  # indices of chunks that have no usable entry
     recomputed_blocks: tuple[int, ...] = ()  # of the history, computed here and stored again
     notes: tuple[str, ...] = ()  # what the report says about it
+    # what the controller decides
+    ratio: float = 0.0  # of the candidates that are recomputed in each layer
+    decision: tuple[str, ...] = ()  # why, in words; empty if nothing was left to decide
+    expected_s: float | None = None  # what the pass should take; None if that was not estimated
 
     @classmethod
     def of(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING
 
-from ragkv.control import Controller, Decided
+from ragkv.control import Controller
 from ragkv.errors import EntryDamagedError
 from ragkv.fusion import Fusor, Passed, Plan, PromptPass, SpanKind, SpanState
 from ragkv.model import Recording
@@ -47,16 +47,15 @@ class Prefiller:
         damaged: dict[EntryKey, str] = {}
         lookup_s = 0.0
         alone = False  # whether the prompt may not share its pass
-        keeps = task.request.method.reuse == "prefix"
+        method = task.request.method
+        keeps = method.reuse == "prefix"
         keep = self.lookup.prefix_blocks.keeper() if keeps else None
         while True:
             with ExitStack() as leases:
                 began = time.perf_counter()
-                decided = self.controller.decide(
-                    self.lookup.plan(task, damaged, leases), task.request.method
-                )
-                record = self._recording(task, decided.plan)
-                passing = leases.enter_context(self._prepared(task, decided, record))
+                plan = self.controller.decide(self.lookup.plan(task, damaged, leases), method)
+                record = self._recording(task, plan)
+                passing = leases.enter_context(self._prepared(task, plan, record))
                 lookup_s += time.perf_counter() - began
                 rows = inf if alone else passing.rows
                 self.scheduler.prefills.run(passing, rows, task.work, self._compute)
@@ -69,21 +68,21 @@ class Prefiller:
                 break
             alone = True  # a pass with other prompts failed
         self.fusor.learn(passed)
-        self.controller.learn(decided, passed)
+        self.controller.learn(plan, method.selector, passed)
         if keep is not None and record is not None:
             keep(
                 task.prompt, self.fusor.adapter.rope.frequencies(len(task.prompt.token_ids)), record
             )
-        return self._prefilled(task, decided, passed, record, lookup_s, tuple(damaged.values()))
+        return self._prefilled(task, plan, passed, record, lookup_s, tuple(damaged.values()))
 
     def _prepared(
-        self, task: Task, decided: Decided, record: Recording | None
+        self, task: Task, plan: Plan, record: Recording | None
     ) -> AbstractContextManager[PromptPass]:
-        length = decided.plan.token_ids.numel()
+        length = plan.token_ids.numel()
         return self.fusor.prepared(
-            decided.plan,
-            decided.selector,
-            decided.ratio,
+            plan,
+            task.request.method.selector,
+            plan.ratio,
             headroom=task.request.max_new_tokens,
             record=record,
             check=task.work.check,
@@ -97,18 +96,19 @@ class Prefiller:
     def _prefilled(
         self,
         task: Task,
-        decided: Decided,
+        plan: Plan,
         passed: Passed,
         record: Recording | None,
         lookup_s: float,
         damaged: tuple[str, ...],
     ) -> Prefill:
-        plan = decided.plan
         fused = passed.fused
         length = plan.token_ids.numel()
         refused = self.offloading.refusal(length) if self.offloading else None
         elapsed_s = task.elapsed_s()
-        reuse = reuse_report(decided, passed, self.fusor.adapter.layer_count)
+        reuse = reuse_report(
+            plan, task.request.method.selector, passed, self.fusor.adapter.layer_count
+        )
         notes = (*damaged, *task.prompt.notes, *reuse.notes, *filter(None, [refused]))
         return Prefill(
             token_ids=plan.token_ids,

@@ -9,14 +9,12 @@ from itertools import chain
 
 import torch
 
-from ragkv.control import Decided
-from ragkv.fusion import Passed, Plan, Span, SpanKind, SpanState
+from ragkv.fusion import Passed, Plan, Selector, Span, SpanKind, SpanState
 from ragkv.types import PromptSpan, Reuse
 
 
-def reuse_report(decided: Decided, passed: Passed, layers: int) -> Reuse:
-    """The counts of a prompt that was computed as `decided`."""
-    plan = decided.plan
+def reuse_report(plan: Plan, selector: Selector, passed: Passed, layers: int) -> Reuse:
+    """The counts of a prompt that was computed as planned."""
     length = plan.token_ids.numel()
     forced = plan.forced.numel()
     fused = passed.fused
@@ -26,7 +24,7 @@ def reuse_report(decided: Decided, passed: Passed, layers: int) -> Reuse:
         for span in plan.spans
         if span.state is SpanState.EXACT
     )
-    repaired = _history_note(plan, passed.selected_by_layer[-1]) if decided.ratio else None
+    repaired = _history_note(plan, passed.selected_by_layer[-1]) if plan.ratio else None
     joined = (
         f"computed in one pass with {passed.prompts - 1} other prompts"
         if passed.prompts > 1
@@ -40,20 +38,20 @@ def reuse_report(decided: Decided, passed: Passed, layers: int) -> Reuse:
         bytes_by_tier=passed.bytes_by_tier,
         missed_chunks=len(plan.missed),
         missed_tokens=sum(len(span) for span in plan.spans if span.chunk in plan.missed),
-        ratio=decided.ratio,
-        selector=decided.selector.name,
+        ratio=plan.ratio,
+        selector=selector.name,
         compute=fused.row_layers / (layers * length),
-        notes=(*plan.notes, *decided.notes, *filter(None, (repaired, joined))),
-        decision=(*decided.why, *_outcome(decided, passed)),
+        notes=(*plan.notes, *filter(None, (repaired, joined))),
+        decision=(*plan.decision, *_outcome(plan, passed)),
     )
 
 
-def _outcome(decided: Decided, passed: Passed) -> Iterator[str]:
+def _outcome(plan: Plan, passed: Passed) -> Iterator[str]:
     """How long the prompt took, next to what was expected, in a sentence."""
-    if decided.expected_s is not None and decided.why and passed.prompts == 1:
+    if plan.expected_s is not None and plan.decision and passed.prompts == 1:
         took_s = passed.pass_s - passed.others_s
         waited = f", {1e3 * passed.load_s:.3g} ms of it waiting" if passed.load_s else ""
-        yield f"expected {1e3 * decided.expected_s:.3g} ms, took {1e3 * took_s:.3g} ms{waited}"
+        yield f"expected {1e3 * plan.expected_s:.3g} ms, took {1e3 * took_s:.3g} ms{waited}"
 
 
 def prompt_spans(plan: Plan, selected: torch.Tensor, question_end: int) -> tuple[PromptSpan, ...]:

@@ -13,12 +13,12 @@ import torch
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import ControllerConfig, SessionConfig
-from ragkv.control import Decided, controller, decision
+from ragkv.control import controller, decision
 from ragkv.control.gate_result import GateResult, Point, Tolerance
 from ragkv.control.present_profile import FORGET_S, OUTCOMES
 from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
 from ragkv.errors import ProfileError
-from ragkv.fusion import Passed
+from ragkv.fusion import Passed, Plan, Selector
 from ragkv.store import Policy
 from tests import reference, tiny_models
 from tests.fixed import fixed
@@ -236,8 +236,8 @@ def test_what_requests_took_leads_to_the_quickest_choice_also_if_some_chunks_are
         )
         learn = control.learn
 
-        def took(decided: Decided, passed: Passed) -> None:
-            rows = decided.plan.forced.numel() + passed.selected_by_layer[0].numel()
+        def took(plan: Plan, selector: Selector, passed: Passed) -> None:
+            rows = plan.forced.numel() + passed.selected_by_layer[0].numel()
             tokens = passed.bytes_by_tier.get("disk", 0) // token_bytes
             times = dict(
                 pass_s=7 + compute_s(rows, tokens),
@@ -245,9 +245,9 @@ def test_what_requests_took_leads_to_the_quickest_choice_also_if_some_chunks_are
                 others_s=4.0,
                 read_s=4 * tokens * token_s,
             )
-            learn(decided, dataclasses.replace(passed, **times))
+            learn(plan, selector, dataclasses.replace(passed, **times))
             joint = {**times, "prompts": 2, "pass_s": 99.0}
-            learn(decided, dataclasses.replace(passed, **joint))
+            learn(plan, selector, dataclasses.replace(passed, **joint))
 
         monkeypatch.setattr(control, "learn", took)
         for _ in range(2 * OUTCOMES):
