@@ -5,7 +5,7 @@ once.
 
 Blocking work runs on threads, with a limiter for each tenant (`work.py`). The files of each tenant
 lie in the tenant's own directory (`tenants.py`). Every failure is answered in one JSON shape
-(`errors.py`).
+(`failures.py`).
 """
 
 import importlib

@@ -90,8 +90,9 @@ class WorkContext:
 
     async def abandon_if_left(self) -> None:
         """Cancel the work when the client disconnects. The request's body must be read already."""
-        while (await self.request.receive())["type"] != "http.disconnect":
-            pass
+        with contextlib.suppress(ApiError):  # what nobody read of the body is too large
+            while (await self.request.receive())["type"] != "http.disconnect":
+                pass
         self.abandon()
 
 

@@ -1,6 +1,7 @@
 """Work on threads: shared by the tenants, cancelled with its request, and giving way to answers."""
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Generator
@@ -22,6 +23,7 @@ from ragkv.api.work import (
     WorkerPool,
     giving_way,
 )
+from ragkv.errors import CancelledError
 
 QUEUE = QueueConfig(limit=20, tenant_limit=3)
 
@@ -83,6 +85,25 @@ async def test_a_tenant_above_its_limit_gets_429_and_leaves_threads_to_others() 
     assert await pool.run(request_of("b"), lambda _: 7) == 7
     ended.set()
     assert await asyncio.gather(*tasks) == [True] * 3
+
+
+async def test_a_body_that_is_too_large_where_nobody_reads_it_ends_the_work_without_a_word(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def receive() -> Any:
+        raise ApiError(413, "too large")
+
+    request = Request(request_of("a").scope, receive)
+    pool = WorkerPool(QUEUE, 2, 1, None)
+
+    def work(context: WorkContext) -> None:
+        assert context.cancelled.wait(20)
+        context.check()
+
+    with pytest.raises(CancelledError):
+        await pool.run(request, work)
+    gc.collect()  # an error that nobody read would be told now
+    assert caplog.text == "" and not pool.accepted
 
 
 async def _read(stream: Any) -> None:
