@@ -250,8 +250,9 @@ def prefill_fields(made: ServedPrompt | Answer, numbers: Sequence[int | None]) -
     """The fields of a `PrefillReport`. `numbers` are the source numbers of the request's chunks."""
     spans = []
     for span in made.spans:
-        has_number = span.chunk is not None and span.chunk < len(numbers)
-        number = numbers[span.chunk] if has_number else None  # type: ignore[index]
+        number = None
+        if span.chunk is not None and span.chunk < len(numbers):
+            number = numbers[span.chunk]
         spans.append(
             SpanBody(**dataclasses.asdict(span), recomputed=span.recomputed, number=number)
         )

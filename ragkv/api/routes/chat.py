@@ -28,7 +28,6 @@ from ragkv.chat import (
     insert_documents,
     required_form,
 )
-from ragkv.conversations import Session
 from ragkv.errors import InputError
 from ragkv.model.decode.token_text import TokenText
 from ragkv.prompt import AnswerOptions
@@ -139,7 +138,7 @@ class ChatCompletion:
                     found = work.retrieve(asked[-1], self.rag, param, before)
                 sources = self._sources(found)
                 left_out = tenant.passages_left_out(context.check)
-                prompt = self._prompt(tenant, sources, found, work.session)
+                prompt = self._prompt(work, sources, found)
             # 2. Answer.
             response = yield from self._answered(work, prompt, sources)
             found.drop_deleted(tenant)
@@ -158,13 +157,10 @@ class ChatCompletion:
         return sources + answers.sources_of(found.hits, len(sources) + 1)
 
     def _prompt(
-        self,
-        tenant: Tenant,
-        sources: Sequence[SourceBody],
-        found: answers.Found,
-        session: Session | None,
+        self, work: answers.Answering, sources: Sequence[SourceBody], found: answers.Found
     ) -> ChatPrompt:
         """The messages with the sources, as the engine takes them. What was found keeps its ids."""
+        chat = work.tenant.chat
         given = len(sources) - len(found.chunks)
         ids = [()] * given + [chunk.token_ids for chunk in found.chunks]
         documents = tuple(
@@ -173,19 +169,17 @@ class ChatCompletion:
         )
         turns = [_plain(message) for message in self.body.messages]
         tools = tuple(tool.for_prompt for tool in self.body.tools or ())
-        request = ChatInput(
-            insert_documents(turns, documents, tenant.chat.separator), documents, tools
-        )
-        if session is None:
+        request = ChatInput(insert_documents(turns, documents, chat.separator), documents, tools)
+        if work.session is None:
             # The next request's messages will not hold the documents, so such a conversation is not
             # kept.
-            return tenant.chat.build_prompt(request, not documents, None)
+            return chat.build_prompt(request, not documents, None)
         if turns[-1].role not in ("user", "tool"):
             raise InputError(
                 "With a session the last message must be the user's or a tool's: it is the "
                 "question."
             )
-        return tenant.chat.build_prompt(request, False, session)
+        return chat.build_prompt(request, False, work.session)
 
     def _answered(
         self, work: answers.Answering, prompt: ChatPrompt, sources: list[SourceBody]
