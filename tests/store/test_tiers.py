@@ -355,6 +355,21 @@ def test_an_entry_that_int8_refuses_is_stored_unchanged(
         assert lease.stored_bytes == entry.kv.nbytes
 
 
+def test_the_toy_tier_drops_what_was_put_first_and_counts_it(entry_of: MakeEntry) -> None:
+    toy = ToyTier(int(2.5 * _file_bytes(entry_of(0))))
+    assert all(toy.put(entry_of(n)) for n in range(3))
+    assert [toy.contains(entry_of(n).info.key) for n in range(3)] == [False, True, True]
+    assert (toy.stats().entries, toy.stats().evictions) == (2, 1)
+
+
+def test_a_damaged_record_of_the_toy_tier_is_named_without_its_info(entry_of: MakeEntry) -> None:
+    toy = ToyTier(1 << 20)
+    key = entry_of(1).info.key
+    assert toy.put(entry_of(1))
+    toy._records[key] = b"damaged"
+    assert list(toy.scan()) == [(key, None)]
+
+
 def test_a_tier_of_one_file_and_one_line_is_opened_from_settings_and_takes_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,7 +61,8 @@ class ToyTier(Tier):
 
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> ToyLease | None:
         key = identity.key(token_ids)
-        record = self._records.get(key)
+        with self._lock:
+            record = self._records.get(key)
         if record is not None:
             try:
                 head = parse_head(key, record, lambda size: record[:size])
@@ -84,30 +85,45 @@ class ToyTier(Tier):
             if len(record) > self._capacity_bytes:
                 return False
             self._records[entry.info.key] = record
-            while sum(map(len, self._records.values())) > self._capacity_bytes:
+            while self._used > self._capacity_bytes:
                 self._records.popitem(last=False)
+                self._counts["evictions"] += 1
         self.count(written_bytes=len(record))
         return True
 
     def contains(self, key: EntryKey) -> bool:
-        return key in self._records
+        with self._lock:
+            return key in self._records
 
     def delete(self, key: EntryKey) -> bool:
-        return self._records.pop(key, None) is not None
+        with self._lock:
+            return self._records.pop(key, None) is not None
 
     def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
-        for key, record in list(self._records.items()):
-            yield key, parse_head(key, record, lambda size, whole=record: whole[:size]).info
+        with self._lock:
+            records = list(self._records.items())
+        for key, record in records:
+            try:
+                head = parse_head(key, record, lambda size, whole=record: whole[:size])
+            except EntryDamagedError:
+                yield key, None
+            else:
+                yield key, head.info
 
     def stats(self) -> TierStats:
-        used = sum(map(len, self._records.values()))
-        return TierStats(self.kind, len(self._records), used, self._capacity_bytes, **self._counts)
+        with self._lock:
+            held = len(self._records)
+            return TierStats(self.kind, held, self._used, self._capacity_bytes, **self._counts)
 
     def scratch(self, folder: Path) -> "ToyTier":
         return ToyTier(UNLIMITED_BYTES)
 
     def close(self) -> None:
         """Nothing is open."""
+
+    @property
+    def _used(self) -> int:
+        return sum(map(len, self._records.values()))
 
     def count(self, **more: int) -> None:
         """Add to the counts."""

@@ -225,8 +225,8 @@ class RagCorpus(Closing):
 
     def close(self) -> None:
         """Close the index, and the engine that `open` made. May be called twice."""
-        self.index.close()
-        self._closing.close()
+        with self._closing:  # also if the index cannot be closed
+            self.index.close()
 
     def _forget(self, passages: Iterable[Passage]) -> int:
         """Delete the KV of passages, and return how many entries were deleted: none of a store that

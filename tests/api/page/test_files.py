@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import ragkv
+from ragkv.config import SELECTOR_NAMES
 
 PAGE = Path(ragkv.__file__).parent / "api" / "page"
 FILES = sorted(path for path in PAGE.iterdir() if path.is_file())
@@ -33,6 +34,13 @@ def test_no_script_turns_text_into_markup_or_code(path: Path) -> None:
     markup = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment|srcdoc|setHTML"
     code = r"\beval\(|new Function|setAttribute\(\"on|javascript:"
     assert re.findall(f"{markup}|{code}", path.read_text("utf-8")) == []
+
+
+def test_the_page_offers_every_selector() -> None:
+    page = (PAGE / "index.html").read_text("utf-8")
+    menu = re.search(r"The server's choice</option>(.*?)</select>", page, re.DOTALL)
+    assert menu is not None
+    assert sorted(re.findall(r"<option>([\w-]+)</option>", menu[1])) == sorted(SELECTOR_NAMES)
 
 
 def test_every_element_id_used_in_a_script_exists() -> None:
