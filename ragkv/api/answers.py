@@ -60,12 +60,6 @@ class Found:
     chunks: Sequence[Chunk] = ()  # of the hits
     deletions: int = 0  # of the tenant's texts, before these were read
 
-    def drop_deleted(self, tenant: Tenant) -> None:
-        """Drop the KV of those that were deleted while the answer was made."""
-        if self.hits:
-            texts = [hit.passage.text for hit in self.hits]
-            tenant.collections.drop_if_deleted(self.collection, texts, self.deletions)
-
 
 def max_tokens_of(requested: int | None, limits: LimitsConfig) -> tuple[int, list[str]]:
     """The most tokens an answer may have, and a note if these are fewer than the request
@@ -83,13 +77,14 @@ def check_text(text: str, limits: LimitsConfig, param: str) -> None:
     check_at_most(len(text), limits.question_chars, param, "characters", "context_length_exceeded")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class Answering:
     """A request for an answer while it is worked on, in a worker thread."""
 
     context: WorkContext
     tenant: Tenant
     session: Session | None  # that the request names
+    found: Found | None = None
 
     def retrieve(
         self, question: str, wanted: RetrievalBody, param: str = "collection", before: str = ""
@@ -113,7 +108,14 @@ class Answering:
                 check=self.context.check,
             )
             chunks = [rag.chunk(hit.passage) for hit in hits]
-            return Found(wanted.collection, hits, chunks, deletions)
+        self.found = Found(wanted.collection, hits, chunks, deletions)
+        return self.found
+
+    def drop_deleted(self) -> None:
+        """Drop the KV of found passages that were deleted since."""
+        if (found := self.found) is not None and found.hits:
+            texts = [hit.passage.text for hit in found.hits]
+            self.tenant.collections.drop_if_deleted(found.collection, texts, found.deletions)
 
     def stream(
         self,
@@ -158,7 +160,10 @@ def answering(
     caller: Caller, context: WorkContext, body: AskRequest | ChatRequest, question: str
 ) -> Iterator[Answering]:
     """The caller's tenant, and the session that `body` names, new or stored; raises `ApiError` if a
-    new one exceeds the quota. What the answer left to be computed is, before the end of the block.
+    new one exceeds the quota.
+
+    However the block ends, KV of passages that were deleted meanwhile is dropped. Then the passages
+    that had no KV are encoded, until another request comes.
 
     `question` is the title of a conversation that has none yet; it is known as long as the caller
     holds the session.
@@ -169,7 +174,11 @@ def answering(
             tenant.check_session_quota(caller.principal, body.session_id)
             session = tenant.session(body.session_id)
             session.first_title = title_from(question)
-        yield Answering(context, tenant, session)
+        work = Answering(context, tenant, session)
+        try:
+            yield work
+        finally:
+            work.drop_deleted()
         with suppress(DeadlineError):  # the answer is given already, and of a stream `[DONE]`
             tenant.engine.settle(context.cancelled, context.remaining_s)
 

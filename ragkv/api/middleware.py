@@ -314,7 +314,7 @@ def bounded(scope: Scope, receive: Receive, limits: LimitsConfig) -> Receive:
         return message
 
     announced = headers.get("content-length", "0")
-    check(int(announced[:20]) if announced.isdigit() else 0)
+    check(int(announced[:20]) if announced.isdecimal() else 0)
     if announced != "0" or "transfer-encoding" in headers:
         if _is_curl(scope["path"], headers):
             headers["content-type"] = "application/json"

@@ -4,6 +4,7 @@ the worker pools.
 The routes get it by FastAPI's dependencies; it is `app.state.service`.
 """
 
+import contextlib
 import logging
 import os
 import secrets
@@ -222,14 +223,15 @@ class Caller:
     async def answer(
         self, work: Callable[[WorkContext], Generator[object, None, None]], kind: type[T]
     ) -> T:
-        """The last item of the stream `work`, which is a `kind`."""
+        """The item of the stream `work` that is a `kind`. The stream ends with it: what it would do
+        then is no reason to wait.
+        """
 
-        def last(context: WorkContext) -> T:
-            *_, item = work(context)
-            assert isinstance(item, kind)
-            return item
+        def of_kind(context: WorkContext) -> T:
+            with contextlib.closing(work(context)) as items:
+                return next(item for item in items if isinstance(item, kind))
 
-        return await self.service.answer_pool.run(self.request, last)
+        return await self.service.answer_pool.run(self.request, of_kind)
 
     async def run_task(self, work: Callable[[Check], T]) -> T:
         """Return what `work` returns, which is not an answer. `work` calls what it is given before

@@ -61,7 +61,6 @@ async def ask(body: AskRequest, caller: CallerDep) -> AskResponse | Response:
                     if event.text:
                         yield "token", {"text": event.text}
                 else:
-                    found.drop_deleted(tenant)
                     yield AskResponse(
                         id=f"ask-{uuid.uuid4().hex}",
                         answer=event.text,

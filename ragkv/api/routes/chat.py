@@ -141,7 +141,6 @@ class ChatCompletion:
                 prompt = self._prompt(work, sources, found)
             # 2. Answer.
             response = yield from self._answered(work, prompt, sources)
-            found.drop_deleted(tenant)
             response.ragkv.notes += [*left_out, *self._without_documents(tenant, prompt)]
             yield response
 

@@ -185,7 +185,7 @@ async def _documents(caller: Caller) -> Parsed:
     kind = request.headers.get("content-type", "")
     size = request.headers.get("content-length", "")
     upload = Upload(kind, caller.limits)
-    if not kind.lower().startswith(FORM) and size.isdigit() and int(size[:20]) <= SMALL_BYTES:
+    if not kind.lower().startswith(FORM) and size.isdecimal() and int(size[:20]) <= SMALL_BYTES:
         return Parsed(parse_upload(upload, await _body(request)))
     async with service.parser.place(caller.principal.tenant):
         large = dataclasses.replace(upload, splitter=service.tenants.splitter)
