@@ -44,7 +44,7 @@ def main() -> None:
         tempfile.TemporaryDirectory() as directory,
         World(model, CHUNKS, CHUNK_TOKENS, "memory", directory, codec="int8") as world,
     ):
-        threads = world.engine.scheduler._turns.threads
+        threads = world.engine.model.compute.threads
         actions = _actions(world)
         for action in actions.values():
             action()
@@ -118,7 +118,7 @@ def _actions(world: World) -> dict[str, Callable[[], torch.Tensor]]:
         return torch.tensor(made.token_ids)
 
     def encode() -> torch.Tensor:
-        with engine.scheduler.encoding():
+        with engine.background_turns.encoding():
             made = encoder.chunks(world.chunks[:2])
         return torch.cat([entry.kv.flatten() for entry in made])
 

@@ -32,7 +32,7 @@ from .prompt.history import BlockWriter
 from .prompt.shared_model import neutral_ids
 from .prompt.template import template_runs
 from .runtime import is_missing
-from .scheduling import Scheduler
+from .scheduling import BackgroundTurns, Scheduler
 from .scheduling.encoding import BackgroundEncoder, Encoder
 from .store import Background, Entry, Identity, Store, TierKind
 
@@ -55,6 +55,7 @@ class Parts:
     intake: Intake
     store: Store
     scheduler: Scheduler
+    background_turns: BackgroundTurns
     fusor: Fusor
     controller: Controller
     profiler: Profiler
@@ -115,14 +116,15 @@ def assembled(
         scheduler = Scheduler(model.compute, config.scheduler, store, config.store.tenant)
         between = scheduler.between_layers
         encoder = Encoder(model.adapter, identity, prefix_ids, neutral, model.context, between)
-        background = BackgroundEncoder(encoder, store, scheduler)
+        turns = BackgroundTurns(model.compute, scheduler)
+        background = BackgroundEncoder(encoder, store, turns)
         opened.callback(background.close)
         entries = Entries(background, intake, prefix_blocks, conversations.telling, unused)
         readers = Readers(config.store.reader_threads)
         opened.callback(readers.close)
         fusor = Fusor(model.adapter, readers, config.fusion.read_ahead_layers, config.fusion.seed)
         controller = Controller(model.adapter, identity, config, store, block_writer.store, methods)
-        profiler = Profiler(controller, fusor, scheduler)
+        profiler = Profiler(controller, fusor, turns)
 
         # who answers
         backend: AnswerBackend
@@ -147,6 +149,7 @@ def assembled(
         intake,
         store,
         scheduler,
+        turns,
         fusor,
         controller,
         profiler,

@@ -34,7 +34,7 @@ class Engine(EngineParts):
 
     `entries` and `conversations` are the doors to what is stored. The other attributes are for those
     who measure or serve: the `model` that engines share, the `intake` of requests, the `store`, the
-    `scheduler`, the `fusor`, and the `controller` with its `profiler`.
+    `scheduler` with its `background_turns`, the `fusor`, and the `controller` with its `profiler`.
     """
 
     def answer(

@@ -74,6 +74,7 @@ class EngineParts(Closing):
         self.intake = parts.intake
         self.store = parts.store
         self.scheduler = parts.scheduler
+        self.background_turns = parts.background_turns
         self.fusor = parts.fusor
         self.controller = parts.controller
         self.profiler = parts.profiler

@@ -119,7 +119,7 @@ class Entries:
 
     def _encode_batch(self, batch: list[tuple[int, ...]], done: "_Progress", stop: Check) -> None:
         """Compute the entries of the batch, and store them durably; then it is empty."""
-        with self.background.scheduler.encoding():
+        with self.background.turns.encoding():
             entries = self.encoder.chunks(batch, stop)
         counts = Counter[str]()
         for entry in entries:

@@ -25,7 +25,7 @@ from ragkv.retrieval import Embedder, Splitter
 from ragkv.retrieval.rag import Rag, splitter_of
 from ragkv.runtime import Check, Closing, LeasePool, acquired, make_private_folder
 from ragkv.runtime.processor import cores
-from ragkv.scheduling import Scheduler
+from ragkv.scheduling import BackgroundTurns
 from ragkv.vllm.front import VllmBackend, VllmServer
 
 from .documents.collections import Collections, collection_pool
@@ -152,9 +152,9 @@ class Tenants(Closing):
         self.reserve.keep()
 
     @property
-    def scheduler(self) -> Scheduler:
-        """Which answers run on the model, of any tenant."""
-        return self._engine.scheduler
+    def background_turns(self) -> BackgroundTurns:
+        """When no answer runs on the model, of any tenant."""
+        return self._engine.background_turns
 
     @property
     def splitter(self) -> Splitter | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ragkv.errors import ProfileError, RagKVError
 from ragkv.fusion import Fusor
 from ragkv.runtime import Closing, openmp
-from ragkv.scheduling import Scheduler
+from ragkv.scheduling import BackgroundTurns
 
 from .controller import Controller
 from .profile import Profile, save
@@ -29,7 +29,7 @@ class Profiler(Closing):
 
     controller: Controller
     fusor: Fusor
-    scheduler: Scheduler
+    turns: BackgroundTurns
     _closing: threading.Event = field(default_factory=threading.Event, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
 
@@ -44,7 +44,7 @@ class Profiler(Closing):
         """
         control = self.controller
         report = on_progress or (lambda _done, _total: None)
-        profile = Measuring(control, self.fusor, self.scheduler, quick, report).profile()
+        profile = Measuring(control, self.fusor, self.turns.scheduler, quick, report).profile()
         control.apply_profile(profile)
         save(profile, control.profile_directory)
         return profile
@@ -63,13 +63,13 @@ class Profiler(Closing):
     def close(self) -> None:
         """Stop measuring; what is under way is dropped."""
         self._closing.set()
-        self.scheduler.wake()
+        self.turns.wake()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _run(self) -> None:
         try:
-            while not self._closing.wait(QUIET_S) and self.scheduler.busy:
+            while not self._closing.wait(QUIET_S) and self.turns.busy:
                 self._wait_idle()
             self._wait_idle()  # which ends it here if the engine was closed meanwhile
             profile = self.measure(quick=True, on_progress=lambda _done, _total: self._wait_idle())
@@ -81,7 +81,7 @@ class Profiler(Closing):
 
     def _wait_idle(self) -> None:
         """Return when no request runs; raises `ProfileError` once this is closed."""
-        while self.scheduler.busy and not self._closing.is_set():
-            self.scheduler.wait_idle(QUIET_S, self._closing.is_set)
+        while self.turns.busy and not self._closing.is_set():
+            self.turns.wait_idle(QUIET_S, self._closing.is_set)
         if self._closing.is_set():
             raise ProfileError("The engine was closed while its profile was measured.")

@@ -1,7 +1,7 @@
 """Who may compute, and when: the scheduler of an engine, and batched decoding."""
 
-from .background_turns import QueueStats
+from .background_turns import BackgroundTurns
 from .decode_batch import DecodeBatch
-from .scheduler import Scheduler, SharedCompute, Work
+from .scheduler import QueueStats, Scheduler, SharedCompute, Work
 
-__all__ = ["DecodeBatch", "SharedCompute", "QueueStats", "Scheduler", "Work"]
+__all__ = ["BackgroundTurns", "DecodeBatch", "QueueStats", "Scheduler", "SharedCompute", "Work"]

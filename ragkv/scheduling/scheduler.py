@@ -1,12 +1,12 @@
-"""The scheduler: which request or background work computes with the model now (CachedAttention
-section 3.3).
+"""The scheduler: which request computes with the model now (CachedAttention section 3.3).
 
 The callers' threads do the work. An admission covers planning and prefill, never decoding: one
 admitted request computes while the others look up and read ahead (section 3.2.1), and an open
 stream delays no other request. One `Work` is made for each request and passed by hand to everything
 that waits or computes for it. What is held for a request is released however it ends. Engines on
 one model have a scheduler each, with a queue of its own, and share the `SharedCompute`. The scheduler
-knows no prompts. docs/research/scheduler.md has a drawing.
+knows no prompts, and not the work that waits until no request runs (`background_turns.py`).
+docs/research/scheduler.md has a drawing.
 """
 
 import threading
@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,13 +27,24 @@ from ragkv.runtime import Check, FairLock, ThreadChoice, no_check
 from ragkv.runtime.waiting import POLL_S
 from ragkv.store import PrefetchHint, Store
 
-from .background_turns import BackgroundTurns
 from .decode_batch import DecodeBatch
 from .joint_prefills import JointPrefills
 
 # Short prompts are admitted beyond `workers` while all admitted prompts together have at most so
 # many tokens. They plan and read ahead, and then share a pass.
 JOINT_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """The queue now, and counts of requests since the engine was built."""
+
+    waiting: int  # now
+    admitted: int  # now: planning or prefilling
+    served: int  # whose prefill ended
+    refused: int  # the queue was full
+    expired: int  # their deadline passed while they waited, prefilled or decoded
+    cancelled: int  # cancelled while they waited, prefilled or decoded
 
 
 class Work:
@@ -111,9 +123,15 @@ class SharedCompute:
         self.requests = 0  # now running
         self.changed = threading.Condition()  # guards `requests`
 
+    def add_requests(self, count: int) -> None:
+        """So many more requests run on the model."""
+        with self.changed:
+            self.requests += count
+            self.changed.notify_all()
 
-class Scheduler(BackgroundTurns):
-    """One engine's requests and background work. All methods are thread-safe."""
+
+class Scheduler:
+    """One engine's queue of requests. All methods are thread-safe."""
 
     def __init__(
         self, compute: SharedCompute, config: SchedulerConfig, store: Store, owner: str = ""
@@ -144,11 +162,11 @@ class Scheduler(BackgroundTurns):
         Without a deadline of its own it has the config's. It counts from `began`, by default now.
         """
         deadline_s = self._config.deadline_s if deadline_s is None else deadline_s
-        self._add_requests(1)
+        self._compute.add_requests(1)
         try:
             yield Work(self.owner, deadline_s, cancel, self._count, began)
         finally:
-            self._add_requests(-1)
+            self._compute.add_requests(-1)
 
     @contextmanager
     def admitted(
@@ -216,14 +234,22 @@ class Scheduler(BackgroundTurns):
         self._compute.threads.begin()
         self._check_open()
 
+    def stats(self) -> QueueStats:
+        """The queue now, and counts."""
+        with self._lock:
+            counts = self._served, self._refused, self._expired, self._cancelled
+            return QueueStats(len(self._waiting), len(self._running), *counts)
+
+    def close(self) -> None:
+        """Wait for the pass under way to end, and allow no other. Answers that decode already go
+        on.
+        """
+        with self._compute.lock.hold(self.owner):
+            self._closed = True
+
     def _check_open(self) -> None:
         if self._closed:
             raise RagKVError("The engine is closed; build a new one.")
-
-    def _add_requests(self, count: int) -> None:
-        with self._compute.changed:
-            self._compute.requests += count
-            self._compute.changed.notify_all()
 
     def _admitted_at_once(self, work: Work) -> bool:
         """Admit `work` if none waits and there is room. Raises `QueueFullError`."""

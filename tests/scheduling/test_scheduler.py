@@ -198,7 +198,7 @@ def held(engine: Engine) -> dict[str, int]:
         "waiting": stats.waiting,
         "admitted": stats.admitted,
         "announced": engine.store.stats().announced,
-        "requests": int(engine.scheduler.busy),
+        "requests": int(engine.background_turns.busy),
         "computing": int(engine.model.compute.lock.held),
     }
 
@@ -282,7 +282,7 @@ class TestCancellation:
     ) -> None:
         session = engine.session("s")  # the reference keeps the session object alive
         hold, waits = {
-            "behind a turn of its session": (session.lock, lambda: engine.scheduler.busy),
+            "behind a turn of its session": (session.lock, lambda: engine.background_turns.busy),
             "in the queue": (
                 engine.scheduler.admitted(Work()),
                 lambda: engine.stats().queue.waiting == 1,

@@ -10,7 +10,7 @@ from math import inf
 
 from ragkv.runtime import Check, openmp
 from ragkv.runtime.waiting import POLL_S
-from ragkv.scheduling import Scheduler
+from ragkv.scheduling import BackgroundTurns
 from ragkv.store import EntryKey, Store
 
 from .encoder import Encoder
@@ -38,7 +38,7 @@ class BackgroundEncoder:
 
     encoder: Encoder
     store: Store
-    scheduler: Scheduler
+    turns: BackgroundTurns
     # the fields below are guarded by this
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
     _waiting: OrderedDict[_Ids, None] = field(default_factory=OrderedDict, init=False)
@@ -91,7 +91,7 @@ class BackgroundEncoder:
         openmp.release_threads()
         with self._changed:
             self._flushing += 1
-            self.scheduler.wake()
+            self.turns.wake()
             try:
                 self._changed.wait_for(
                     lambda: self._closing or not (self._waiting or self._last or self._working)
@@ -109,9 +109,7 @@ class BackgroundEncoder:
         openmp.release_threads()
         end = inf if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
-            while (self._waiting or self._was_missed) and not (
-                self._closing or self.scheduler.busy
-            ):
+            while (self._waiting or self._was_missed) and not (self._closing or self.turns.busy):
                 left_s = end - time.monotonic()
                 if left_s <= 0 or (cancel is not None and cancel.is_set()):
                     break
@@ -129,7 +127,7 @@ class BackgroundEncoder:
                 if one in self._waiting:
                     self._waiting.move_to_end(one, last=False)
             self._flushing += bool(wanted)
-            self.scheduler.wake()
+            self.turns.wake()
             try:
                 while not self._changed.wait_for(
                     lambda: (
@@ -157,7 +155,7 @@ class BackgroundEncoder:
             self._current = None
             self._changed.notify_all()
             thread = self._thread
-        self.scheduler.wake()
+        self.turns.wake()
         if threading.current_thread() is thread:
             return False
         if thread is not None:
@@ -214,7 +212,7 @@ class BackgroundEncoder:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._last or self._closing)
-            self.scheduler.wait_idle(IDLE_PATIENCE_S, lambda: self._closing or self._flushing > 0)
+            self.turns.wait_idle(IDLE_PATIENCE_S, lambda: self._closing or self._flushing > 0)
             with self._changed:
                 if self._closing:
                     return None
@@ -235,7 +233,7 @@ class BackgroundEncoder:
     def _encode(self, wanted: _Ids) -> None:
         if self._is_stored(wanted):
             return
-        with self.scheduler.encoding():
+        with self.turns.encoding():
             (entry,) = self.encoder.chunks([wanted])
         with self._changed:  # so that it is not forgotten while it is put
             if self._current != wanted:  # deleted meanwhile
