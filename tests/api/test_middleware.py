@@ -202,5 +202,3 @@ def test_body_bytes_are_counted_whatever_length_was_announced(small: TestClient)
     _refused(small.post("/v1/echo", content=b"x" * 1001, headers=lying), 413, "body_too_large")
     absurd = {**JSON, "content-length": "9" * 5000}
     _refused(small.post("/v1/echo", content=b"x", headers=absurd), 413, "body_too_large")
-    odd = {"content-type": b"application/json", "content-length": "\u00b2".encode("latin-1")}
-    assert small.post("/v1/echo", content=b"x", headers=odd).json()["bytes"] == 1

@@ -109,6 +109,16 @@ def test_a_stream_s_client_reads_its_end_before_missed_passages_are_encoded(
     assert settled == [True]
 
 
+def test_a_whole_answer_does_not_wait_for_missed_passages(
+    app: FastAPI, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[object] = []
+    monkeypatch.setattr(engine_of(app), "settle", lambda *_: waited.append(1))
+    with plain(url) as client:
+        assert client.post("/v1/chat/completions", json=BODY).status_code == 200
+    assert not waited
+
+
 def test_a_disconnect_ends_requests_that_wait_for_the_model(app: FastAPI, url: str) -> None:
     with plain(url) as client:
         client.post("/v1/chat/completions", json={**BODY, "max_tokens": 1})
