@@ -48,11 +48,14 @@ class Lookup:
     def _adapter(self) -> Adapter:
         return self.background.encoder.adapter
 
-    def plan(self, task: Task, damaged: Container[EntryKey], leases: ExitStack) -> Plan:
+    def plan(
+        self, task: Task, damaged: Container[EntryKey], leases: ExitStack, again: bool = False
+    ) -> Plan:
         """The plan of a request's prompt, its leases opened on `leases`.
 
         An entry in `damaged` counts as a cache miss. A chunk that another request missed is waited
-        for while it is encoded; raises what the task's work raises meanwhile.
+        for while it is encoded, unless this request looks `again`: then the chunk is one that it
+        missed itself. Raises what the task's work raises meanwhile.
         """
         prompt = task.prompt
         method = task.request.method
@@ -68,8 +71,7 @@ class Lookup:
         runs = wanted(prompt, method, frequencies)
         found = [found_of(*one) for one in paired_with_history(prompt, runs)]
         missed = _missed_ids(prompt, found)
-        # After damage the only chunks that wait are our own, so waiting would be for ourselves.
-        if missed and not damaged and self.background.finish(missed.values(), task.work.check):
+        if missed and not again and self.background.finish(missed.values(), task.work.check):
             found = [found_of(run, None) if run.chunk in missed else run for run in found]
             missed = _missed_ids(prompt, found)
         for ids in missed.values():

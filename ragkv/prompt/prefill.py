@@ -53,7 +53,9 @@ class Prefiller:
         while True:
             with ExitStack() as leases:
                 began = time.perf_counter()
-                plan = self.controller.decide(self.lookup.plan(task, damaged, leases), method)
+                again = alone or bool(damaged)
+                found = self.lookup.plan(task, damaged, leases, again)
+                plan = self.controller.decide(found, method)
                 record = self._recording(task, plan)
                 passing = leases.enter_context(self._prepared(task, plan, record))
                 lookup_s += time.perf_counter() - began

@@ -103,6 +103,21 @@ def test_what_befalls_one_prompt_touches_no_other(
         same(got, wanted)
 
 
+def test_prompts_whose_pass_failed_wait_for_none_of_their_own_misses(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call_layer = engine.model.adapter.call_layer
+
+    def fail_together(layer: int, hidden: Any, rows: Any, step: Any) -> Any:
+        if len(getattr(step, "_parts", ())) > 1:
+            raise RuntimeError("on purpose")
+        return call_layer(layer, hidden, rows, step)
+
+    monkeypatch.setattr(engine.model.adapter, "call_layer", fail_together)
+    found = together(engine, [partial(engine.prefill, Q, [chunks]) for chunks in (A, B)])
+    assert [(one.reuse.missed_chunks, one.reuse.fused) for one in found] == [(1, 0), (1, 0)]
+
+
 def test_turns_of_several_conversations_stay_exact() -> None:
     with engine_of(session=SessionConfig(block_tokens=4)) as engine:
         engine.warm([C])
