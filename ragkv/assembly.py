@@ -66,9 +66,12 @@ class Parts:
     def close(self) -> None:
         """Stop the threads, then close what they use. An error of one part keeps no other open.
 
-        Garbage collection may call this on a thread that is to be stopped. Then another thread
-        closes what it uses, once it has ended.
+        Garbage collection may call this on a thread that is to be stopped, or that computes for
+        another engine. Then another thread closes what that one uses, once it has ended.
         """
+        if self.scheduler.computes_here:
+            self._close_elsewhere()
+            return
         with ExitStack() as used:  # the last one first
             used.callback(self.fusor.readers.close)
             used.callback(self.store.close)
@@ -79,7 +82,10 @@ class Parts:
             finally:
                 if not self.entries.background.close():
                     used.pop_all()
-                    threading.Thread(target=self.close, name="ragkv-closer").start()
+                    self._close_elsewhere()
+
+    def _close_elsewhere(self) -> None:
+        threading.Thread(target=self.close, name="ragkv-closer").start()
 
 
 def assembled(

@@ -149,6 +149,7 @@ class Wait:
     def __init__(self, owner: str = "", urgent: bool = False) -> None:
         self.owner = owner
         self.urgent = urgent
+        self.thread = threading.get_ident()  # that waits
         self.over = threading.Event()  # set when the wait ends
         self.granted = False
         self.dismissed = False
@@ -178,6 +179,12 @@ class FairLock:
     def held(self) -> bool:
         """Whether a thread holds the lock."""
         return self._holder is not None
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread holds the lock."""
+        holder = self._holder
+        return holder is not None and holder.thread == threading.get_ident()
 
     @property
     def waiting(self) -> int:

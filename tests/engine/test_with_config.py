@@ -2,6 +2,7 @@
 else.
 """
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -110,3 +111,25 @@ def test_rows_of_two_engines_decode_in_one_step(
     )
     assert [answer.token_ids for answer in together(asks)] == alone
     assert max(sizes) == 2
+
+
+def test_an_engine_that_is_collected_while_another_one_computes_is_closed_elsewhere(
+    first: Engine, tmp_path: Path
+) -> None:
+    """The thread that computes may collect it: it would wait for itself."""
+    other = first.with_config(EngineConfig(store=StoreConfig(directory=str(tmp_path))))
+    other.warm(CHUNKS)
+
+    def collect() -> None:
+        with first.scheduler.computing():
+            other.close()
+
+    closing = threading.Thread(target=collect, daemon=True)
+    closing.start()
+    closing.join(60)
+    assert not closing.is_alive()
+    for thread in threading.enumerate():
+        if thread.name == "ragkv-closer":
+            thread.join(60)
+    with Engine(tiny_models.model("llama"), config=other.config) as again:
+        assert answer(again).reuse.missed_chunks == 0  # it was closed: its folder is free
