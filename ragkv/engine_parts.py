@@ -98,9 +98,9 @@ class EngineParts(Closing):
         """Build on a model folder, a GGUF file, a hub id or `"smollm2"`, on the config's device and
         dtype, with the config's LoRA adapter and kind of weights.
 
-        The dtype "auto" is on a CPU the one in which it computes the model fastest
-        (`model/dtype_choice.py`). `brief` is for a process that computes one answer at most:
-        weights are not copied where that takes longer than the copies save in it.
+        On a CPU the dtype "auto" is the one in which this processor computes the model fastest
+        (`model/dtype_choice.py`). `brief` is for a process that computes one answer at most: it
+        copies no weights where making the copies takes longer than they save in one answer.
         """
         from .model.dtype_choice import choose_dtype, copies_pay_at_once
 

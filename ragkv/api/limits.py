@@ -19,7 +19,7 @@ from .settings import QuotaConfig
 Held = Literal["collections", "documents", "sessions"]
 
 MINUTE_S = 60.0
-STEP_S = 0.1  # What is counted within one step ends together.
+STEP_S = 0.1  # Counts of one step leave the minute together.
 
 
 class Window:

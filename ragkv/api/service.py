@@ -209,7 +209,7 @@ def record_embedding(request: HTTPConnection, tokens: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sends a request, and the server that does its work, which blocks, on threads."""
+    """Who sends a request, and the server. The request's work blocks, so it is done on threads."""
 
     request: Request
     service: Service
@@ -249,8 +249,8 @@ class Caller:
         """Return what `work` returns of the caller's tenant, which stays open meanwhile. Long work
         calls its second argument before each batch.
 
-        On a full disk KV gives way to what is stored, and also the reserve to what `deletes`; then
-        the work is done again.
+        On a full disk stored KV is given up and the work is done again. For work that `deletes` the
+        home's reserve is given up, too.
         """
 
         def on_thread(check: Check) -> T:

@@ -94,8 +94,8 @@ class Tenant(Closing):
     def check_session_quota(self, principal: Principal, session_id: str) -> None:
         """Raise `ApiError` 403 if the client's session of that id is a new one, and one too many.
 
-        First turns that run at the same time do not see each other: there may be as many too many
-        as a tenant may have requests at once.
+        First turns that run at the same time do not see each other. So a tenant may exceed it by as
+        many sessions as it may have requests at once.
         """
         if not self.has_session(session_id):
             self.check_quota(principal, "sessions", self.session_count(), 1)

@@ -99,7 +99,7 @@ class ChatEngine:
         """The prompt of `request`. With `find_conversation`, it continues the conversation that its
         messages repeat.
 
-        With a `session`, its messages replace everything before the last turn. A
+        With a `session`, the session's own messages replace those before the last turn. A
         prompt with chunks in its opening has no conversation: the next turn would open differently.
         """
         limit = CHARS_A_TOKEN * (self.engine.model.adapter.context_length or sys.maxsize)

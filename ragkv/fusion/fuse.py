@@ -134,7 +134,8 @@ def fuse(
         candidates = sent(choice.candidates.positions, adapter.device)
         attention = watch.received()[candidates]  # (N,)
         chosen = candidates[choice.asks.select(choice.candidates, attention, choice.ratio)]
-        # Rows before the first candidate saw nothing that recompute changes: they wait above.
+        # Recompute changes nothing for rows before the first candidate. They have passed the placed
+        # layers, and join the others there.
         rows = running(plan.token_ids, plan.forced[plan.leading_rows :], chosen)
         rows.row_layers = asking.row_layers
 

@@ -6,9 +6,9 @@ requests reuse one after another. Slices that already lie in memory are used in 
 entry raises `EntryDamagedError` with its key. `device/staging.py` reads for a device.
 
 The layers read ahead are the read buffer of CachedAttention section 3.2.1. The paper's `S_buf = B
-(T_load L_hist - T_pref L_new)` bytes is the amount by which loading falls behind computing over a
-whole pass. In layers it is their number times the share of the loading time that computing does not
-hide. Reading starts before the request gets the compute lock, so a deeper buffer fills while other
+(T_load L_hist - T_pref L_new)` bytes is how far loading falls behind computing over a whole pass.
+Here it counts in layers: their number times the share of loading that computing does not hide.
+Reading starts before the request gets the compute lock, so a deeper buffer fills while other
 requests compute.
 """
 

@@ -146,7 +146,7 @@ class Plan:
     def asking(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids and forced positions of the pass in which the question asks.
 
-        The end of a long question takes the positions of its beginning.
+        Of a long question only the end asks. It stands where the question begins.
         """
         start = self.token_ids.numel() - self.question_rows
         left_out = self.unasked_rows

@@ -34,7 +34,6 @@ class Why(StrEnum):
     MISSED = "no usable KV was stored yet"
     DAMAGED = "the stored KV could not be read; if it is damaged, it is made again"
     LEADING = "the first tokens of a prompt are computed"
-    NOT_EXACT = "the stored KV is not exact here, and the request asks for exact reuse"
     OTHER_PREFIX = "it stood behind another prefix"
     OTHER_FREQUENCIES = "the RoPE frequencies changed"
     WAS_INEXACT = "it was not exact"

@@ -1,8 +1,8 @@
 """Prefilling: one prompt's KV and last logits (CacheBlend section 5.2).
 
 Look up and plan, decide, fuse, report. An entry that turns out damaged while it is read becomes a
-cache miss of this request, and the pass starts again without it. The rows of a cache miss must have
-passed every earlier layer.
+cache miss of this request. The pass then starts again, because the rows of a miss are computed from
+layer 0 on.
 """
 
 import time

@@ -58,7 +58,9 @@ class PrefixBlocks:
         return tuple(found)
 
     def _keep(self, deletions: int, prompt: Prompt, frequencies: str, record: Recording) -> None:
-        """Keep the blocks of a prompt whose raw KV `record` has, if there are so many deletions."""
+        """Keep the blocks of a prompt whose raw KV `record` has, unless something was deleted since
+        `deletions` were counted.
+        """
         layers, _, kv_heads, _, head_dim = record.kv.shape
         for name, at, ids in _names(prompt, frequencies):
             with self._lock:

@@ -28,11 +28,11 @@ class TurnKV:
     """The KV that a turn of a conversation makes, by position. Decoding adds to it."""
 
     record: Recording
-    # indices of history blocks that were computed again and must be stored again
+    # indices of history blocks whose KV was lost: it was computed, and is to be stored
     recomputed_blocks: tuple[int, ...]
     exact_until: int  # tokens from this position on are not exact, or saw tokens that are not
     frequencies: str  # digest of the RoPE frequencies it was made under
-    fused: bool  # chunks were fused, and not all of their tokens were recomputed
+    fused: bool  # whether it has stored KV of chunks that was not recomputed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,7 +102,7 @@ class SharedModel:
         return cls(adapter, tokenizer, identity, compute, choice)
 
     def identity_for(self, config: EngineConfig) -> Identity:
-        """The identity of what an engine with these settings stores, but for codec and context."""
+        """The identity of what an engine with these settings stores, without codec and context."""
         return replace(self.identity, adapter=config.adapter_id, tenant=config.store.tenant)
 
     def chunk_identity(
@@ -142,7 +142,7 @@ class SharedModel:
         """An application's prefix with the RoPE frequencies of its own length, to be read like a
         stored entry; `None` if there is no prefix, or no room behind it.
 
-        `chunks` is the identity of its chunks. The caller holds the compute lock.
+        `chunks` is the identity that entries of its chunks have. The caller holds the compute lock.
         """
         limit = self.adapter.context_length
         if not prefix_ids or (limit is not None and len(prefix_ids) >= limit):

@@ -1,8 +1,8 @@
 """Prefills that wait for the model are computed in one pass (CacheBlend figure 15c).
 
 The first prefill to get the compute lock takes along its tenant's others that wait, oldest first,
-of any engine on the model. No tenant waits for another one's rows in its own pass. It knows no
-plans: how prefills are computed is up to its caller.
+of any engine on the model. A pass has the prompts of one tenant, so none waits for another tenant's
+rows. How a pass is computed is up to the caller.
 """
 
 import threading
