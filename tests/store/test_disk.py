@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ragkv.errors import EntryDamagedError, StoreError, StoreLockedError
+from ragkv.errors import EntryDamagedError, EntryUnreachableError, StoreError, StoreLockedError
 from ragkv.store import LRU, DiskTier, Store
 from ragkv.store.tiers import ReadOnlyDiskTier
 from tests.faults import os_error, raising
@@ -349,3 +349,39 @@ def test_entries_of_other_format_versions_are_misses_take_space_and_are_removed_
         assert [info.key for info in store.infos()] == [make_entry(2).info.key]
         assert store.gc(lambda _: True) == old_bytes
         assert store.stats().tiers[0].entries == 1 and served(store, make_entry(2))
+
+
+@pytest.mark.parametrize("code", [errno.ENOMEM, errno.EMFILE, errno.EIO])
+def test_a_read_that_fails_drops_the_entry_only_if_the_disk_cannot_give_its_bytes(
+    tier: DiskTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    stays = code != errno.EIO
+    tier.put(make_entry(1))
+    with leased(tier, make_entry(1)) as lease, monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", raising(os_error(code)))
+        with pytest.raises(EntryUnreachableError if stays else EntryDamagedError):
+            lease.read_layer(0)
+    assert (file_of(tmp_path, 1).exists(), tier.stats().damaged) == (stays, not stays)
+    assert served(tier, make_entry(1)) == stays and tier.leases == 0
+
+
+def test_collecting_garbage_leaves_an_entry_that_cannot_be_read_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, 1)
+    with closing(Store([open_tier(tmp_path)], write_buffer_bytes=0)) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "open", raising(os_error(errno.EMFILE)))
+            assert store.gc(lambda _: True) == 0
+        assert store.contains(make_entry(1).info.key) and file_of(tmp_path, 1).exists()
+
+
+def test_a_lookup_that_fails_in_any_way_pins_nothing(
+    tier: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier.put(make_entry(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", raising(MemoryError()))
+        with pytest.raises(MemoryError):
+            tier.lease(IDENTITY, ids_of(1))
+    assert tier.leases == 0 and tier.stats().misses == 1

@@ -52,7 +52,10 @@ class Tier(ABC):
 
     @abstractmethod
     def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
-        """Every key held, with its `EntryInfo`, or `None` if this code cannot read it. Not a use."""
+        """Every key held, with its `EntryInfo`, or `None` if this code cannot read it. Not a use.
+
+        What the system does not let a tier of this machine read now is left out.
+        """
 
     @abstractmethod
     def stats(self) -> TierStats:

@@ -20,7 +20,7 @@ from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey
 from ..policies import LRU, Item, Policy, TurnSize
 from ..record import OtherVersionError, read_info, record_of
 from .base import UNLIMITED_BYTES
-from .disk_reads import DiskReads, set_used, unlink
+from .disk_reads import DiskReads, set_used, unlink, unread
 from .entry_files import file_of, listed, open_for_writing
 from .ledger import Slot
 
@@ -133,7 +133,8 @@ class DiskTier(DiskReads):
             except EntryDamagedError as error:
                 self._drop(slot, error)
             except OSError as error:
-                log.warning("Entry %s cannot be read: %s", key, error)
+                self._drop(slot, unread(key, "its file", error))
+                continue  # it is dropped already, or `gc` must leave it
             yield key, info
 
     def scratch(self, folder: Path) -> "DiskTier":

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from ragkv.errors import EntryDamagedError, StoreError
+from ragkv.errors import EntryDamagedError, EntryUnreachableError, StoreError
 
-from ..entry import Identity
+from ..entry import EntryKey, Identity
 from ..record import RecordHead, bytes_of, read_head
 from .lease import Lease, StoredLease
 from .ledger import LocalTier, Slot
@@ -52,24 +52,29 @@ class DiskReads(LocalTier[str]):
                 on_release=partial(self._unpin, slot),
             )
         except FileNotFoundError as error:
-            self._drop(slot, EntryDamagedError(key, f"its file is gone ({error})"))
-        now = self._clock()
-        with self._lock:
-            self._counts.hits += lease is not None
-            self._counts.misses += lease is None
-            if lease is None:
-                self._ledger.unpin(slot)
-            elif self._ledger.get(key) is slot:
-                self._ledger.used(slot, now)
+            self._drop(slot, unread(key, "its file", error))
+        finally:  # whatever was raised, nothing stays pinned without a lease
+            with self._lock:
+                self._counts.hits += lease is not None
+                self._counts.misses += lease is None
+                if lease is None:
+                    self._ledger.unpin(slot)
         if lease is not None:
+            now = self._clock()
+            with self._lock:
+                if self._ledger.get(key) is slot:
+                    self._ledger.used(slot, now)
             set_used(slot.payload, now)
         return lease
 
     def _drop(self, slot: Slot[str], why: EntryDamagedError) -> None:
+        """Drop an entry that is damaged; one that could not be read now stays."""
         with self._lock:
             if self._ledger.get(slot.item.key) is not slot:
                 return  # it was deleted, evicted or dropped meanwhile
             log.warning("%s", why)
+            if isinstance(why, EntryUnreachableError):
+                return
             self._counts.damaged += 1
             self._ledger.remove(slot.item.key)
             unlink(slot.payload)
@@ -85,6 +90,7 @@ def open_lease(
     on_release: Callable[[], None] = lambda: None,
 ) -> "DiskLease | None":
     """A lease on the entry of these tokens in `path`; `None` if it is damaged or cannot be opened.
+    `on_damage` is called with what any read finds, also with an `EntryUnreachableError`.
 
     `on_release` is called only if a lease is returned. Raises `FileNotFoundError`.
     """
@@ -99,11 +105,17 @@ def open_lease(
     except EntryDamagedError as error:
         on_damage(error)
     except OSError as error:
-        if error.errno == errno.EIO:
-            on_damage(EntryDamagedError(key, f"its file cannot be read ({error})"))
-        else:  # too many open files, for example: the entry itself is sound
-            log.warning("Entry %s cannot be opened: %s. It counts as a miss.", key, error)
+        on_damage(unread(key, "its file", error))
     return None
+
+
+def unread(key: EntryKey, what: str, error: OSError) -> EntryDamagedError:
+    """What an error of reading `what` says of the entry. Bytes that are gone, or that the disk
+    cannot give, are damage; too many open files or no memory say nothing, and the entry stays.
+    """
+    if error.errno in (errno.EIO, errno.ENOENT):
+        return EntryDamagedError(key, f"{what} cannot be read ({error})")
+    return EntryUnreachableError(key, f"{what} gave {error}")
 
 
 class DiskLease(StoredLease):
@@ -146,7 +158,7 @@ class DiskLease(StoredLease):
             try:
                 size = _read_fully(file.fd, stored, self._head.layer_start(layer))
             except OSError as error:
-                raise EntryDamagedError(key, f"layer {layer} cannot be read ({error})") from error
+                raise unread(key, f"layer {layer}", error) from error
             if size < len(stored):
                 raise EntryDamagedError(key, f"the file ends inside layer {layer}")
             self._head.check_layer(layer, stored)

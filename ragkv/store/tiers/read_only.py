@@ -14,14 +14,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Never
 
-from ragkv.errors import EntryDamagedError, StoreError, StoreReadOnlyError
+from ragkv.errors import (
+    EntryDamagedError,
+    EntryUnreachableError,
+    StoreError,
+    StoreReadOnlyError,
+)
 
 from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
 from ..policies import LRU, Item
 from ..record import OtherVersionError, read_info
 from .base import UNLIMITED_BYTES, Tier
 from .disk import DiskTier
-from .disk_reads import open_lease
+from .disk_reads import open_lease, unread
 from .entry_files import ENTRIES, SUFFIX, file_of, listed
 from .lease import Lease
 from .stats import Counts, TierKind, TierStats
@@ -85,7 +90,9 @@ class ReadOnlyDiskTier(Tier):
                 yield key, read_info(Path(file.path), key)
             except FileNotFoundError:
                 pass  # the writer removed it meanwhile
-            except (EntryDamagedError, OSError) as error:
+            except OSError as error:
+                log.warning("%s", unread(key, "its file", error))
+            except EntryDamagedError as error:
                 if not isinstance(error, OtherVersionError):
                     log.warning("%s", error)
                 yield key, None
@@ -112,7 +119,7 @@ class ReadOnlyDiskTier(Tier):
     def _count_damage(self, error: EntryDamagedError) -> None:
         log.warning("%s", error)
         with self._lock:
-            self._counts.damaged += 1
+            self._counts.damaged += not isinstance(error, EntryUnreachableError)
 
     def _count_read(self, size_bytes: int) -> None:
         with self._lock:
