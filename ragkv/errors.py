@@ -108,7 +108,7 @@ class SessionConflictError(RagKVError):
 
 
 class SessionUnavailableError(RagKVError):
-    """The conversation's shared state could not be read or written."""
+    """The conversation's state could not be read or written; what is kept of it was left alone."""
 
 
 class QueueError(RagKVError):

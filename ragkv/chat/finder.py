@@ -79,8 +79,7 @@ class ConversationFinder:
         except SessionUnavailableError as error:
             log.debug("A conversation was not looked up: %s", error)
             notes = (
-                "the server of the conversations does not answer: this one is computed from its "
-                "messages",
+                "the state of conversations cannot be read: this one is computed from its messages",
             )
         session = self._engine.conversations.unsaved(
             f"{_IN_PROGRESS}{uuid.uuid4().hex}", past, notes
@@ -102,7 +101,7 @@ class ConversationFinder:
         except SessionUnavailableError as error:
             log.debug("A conversation was not saved: %s", error)
             notes = (
-                "the server of the conversations does not answer: this turn is not stored for "
+                "the state of conversations cannot be read or written: this turn is not stored for "
                 "the next one",
             )
         finally:
@@ -166,7 +165,7 @@ class ConversationFinder:
             self._delete_cleared()
         except SessionUnavailableError as error:
             log.warning(
-                "Conversations are deleted with the next request that can reach their server: %s",
+                "Conversations are deleted with the next request that can reach where they are kept: %s",
                 error,
             )
 

@@ -8,11 +8,10 @@ other process can see it, so none can delete it during its turn. It ends with it
 blocks are then evicted like any entry that is not used.
 """
 
-import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -37,8 +36,6 @@ from .upkeep import ConversationUpkeep
 if TYPE_CHECKING:
     from ragkv.cluster.shared_deletions import SharedDeletions
 
-log = logging.getLogger(__name__)
-
 SWEEP_S = 1.0  # how often idle conversations are looked for at most
 # The number of conversations whose last use is known here at most.
 REMEMBERED = 10_000
@@ -49,8 +46,8 @@ CLOCK_SKEW_S = 5.0  # by how much the clocks of replicas may differ
 class Conversations(ConversationUpkeep):
     """The conversations of one engine. All methods are thread-safe.
 
-    With a storage that replicas share, methods raise `SessionUnavailableError` if it does not
-    answer.
+    Methods raise `SessionUnavailableError` if a state cannot be read, or if a storage that replicas
+    share does not answer.
     """
 
     adapter: Adapter
@@ -61,7 +58,10 @@ class Conversations(ConversationUpkeep):
     _storage: SessionStorage | None = field(default=None, init=False)
     _deletions: "SharedDeletions | None" = field(default=None, init=False)
     _opening: threading.Lock = field(default_factory=threading.Lock, init=False)
-    # Guards the fields below. No thread waits for a session or a server while it holds this lock.
+    # One state is read at a time, so that none is read while its conversation goes on.
+    _loading: threading.Lock = field(default_factory=threading.Lock, init=False)
+    # Guards the fields below. No thread waits for a session, a disk or a server while it holds this
+    # lock.
     _lock: threading.RLock = field(default_factory=threading.RLock, init=False)
     _live: WeakValueDictionary[str, Session] = field(
         default_factory=WeakValueDictionary, init=False
@@ -106,8 +106,9 @@ class Conversations(ConversationUpkeep):
         # By name: that room is above this one, and nobody with one machine imports it.
         open_storage = resolve_name("ragkv.cluster:open_storage")
         shared = open_storage(store.redis, base, self.adapter.vocabulary)
-        self._storage = shared
+        # before others see the storage, and delete what replicas are to be told of
         self._deletions = shared.follow(folder, self.drop, self.tidy)
+        self._storage = shared
 
     # One conversation.
 
@@ -125,17 +126,28 @@ class Conversations(ConversationUpkeep):
             ) from error
         if ttl_s is not None and not ttl_s > 0:
             raise InputError(f"ttl_s is {ttl_s}; it must be more than 0.")
+        session = self._opened(session_id)
         with self._lock:
-            session = self._live.get(session_id)
-            if session is None:
-                session = self._live[session_id] = Session(self, session_id, self._empty())
-                if not self.storage.shared:  # otherwise `refresh` reads its state
-                    self._load(session)
             self._set_ttl(session, ttl_s)  # before the refresh, which may find the session expired
         self.bring_up_to_date(session)
         with self._lock:
             # again, because the refresh may have read a state with another ttl
             self._set_ttl(session, ttl_s)
+        return session
+
+    def _opened(self, session_id: str) -> Session:
+        """The one session of that id. Nobody sees it before its state is read: what fails leaves no
+        empty conversation that a turn would save.
+        """
+        with self._loading:
+            with self._lock:
+                session = self._live.get(session_id)
+            if session is None:
+                session = Session(self, session_id, self._empty())
+                if not self.storage.shared:  # otherwise `refresh` reads its state
+                    self._load(session)
+                with self._lock:
+                    self._live[session_id] = session
         return session
 
     def check_usable(self, session: Session) -> None:
@@ -193,23 +205,6 @@ class Conversations(ConversationUpkeep):
                 with self._lock:
                     self._turns.discard(turn)
 
-    def fork(self, session: Session, session_id: str) -> Session:
-        """A conversation of that id with the same past, without a turn that is under way."""
-        past = session.state
-        other = self.session(session_id)
-        if other is session:
-            raise InputError(
-                f"{session_id!r} is the id of the conversation to be forked itself: choose another."
-            )
-        with other.held():
-            if other.turns:
-                raise InputError(
-                    f"There is a conversation {session_id!r} already: choose another id, or "
-                    "delete it."
-                )
-            self.commit(other, replace(past, created_at=self.clock()))
-        return other
-
     # What a session and its turns need. The caller holds the session.
 
     def refresh(self, session: Session) -> None:
@@ -265,30 +260,6 @@ class Conversations(ConversationUpkeep):
             self.storage.delete(session.session_id)
         self.drop(self._keys(before))
 
-    def delete(self, session: Session) -> None:
-        """Clear a session for good."""
-        self.clear(session)
-        with self._lock:
-            session.deleted = True
-            if session.saved:
-                self._live.pop(session.session_id, None)
-
-    # What no history has any more.
-
-    def drop(self, keys: Iterable[EntryKey]) -> None:
-        """Delete the blocks of these keys that are in no history, of any replica, and of no turn
-        under way.
-        """
-        if not (dropped := set(keys)):
-            return
-        try:
-            dropped -= self._used_keys()
-        except SessionUnavailableError as error:
-            log.warning("Blocks of a conversation were not deleted: %s", error)
-            return
-        for key in dropped:
-            self.block_writer.delete(key)
-
     def sweep(self) -> None:
         """Have the conversations cleared that were idle for too long, except those of which a turn
         runs.
@@ -299,8 +270,11 @@ class Conversations(ConversationUpkeep):
                 return
             self._swept_at = now
         for summary in filter(self._idle_too_long, self.storage.summaries()):
-            # Opening an expired session clears it.
-            self.block_writer.then(partial(self.session, summary.session_id))
+            self.block_writer.then(partial(self._clear_idle, summary.session_id))
+
+    def _clear_idle(self, session_id: str) -> None:
+        with suppress(SessionUnavailableError):  # the next sweep tries again
+            self.session(session_id)  # opening an expired session clears it
 
     def _load(self, session: Session) -> None:
         """Take the session's state from the storage, if it has another one."""
@@ -320,15 +294,6 @@ class Conversations(ConversationUpkeep):
                     "the conversation is older than it was here: its server was restored",
                 )
         self._saw(session)
-
-    def _used_keys(self) -> set[EntryKey]:
-        """The keys of the blocks that turns under way or histories have, of any replica."""
-        # In this order: a block belongs to a turn until its conversation is committed.
-        with self._lock:
-            used = {key for turn in self._turns for key in turn.saved_keys}
-            unsaved = tuple(self._unsaved)
-        used.update(*(self._keys(session.state) for session in unsaved))
-        return used.union(*(summary.keys for summary in self.storage.summaries()))
 
     def _keys(self, state: SessionState) -> set[EntryKey]:
         return set(map(self.block_writer.key, state.history.blocks))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
+from ragkv.errors import SessionUnavailableError
 from ragkv.prompt.history import SessionState
 from ragkv.runtime import Closing, make_private_folder, replace_file, sync
 from ragkv.store import Background, Identity, Job, RemoteStats
@@ -26,6 +27,10 @@ from .session import Session
 log = logging.getLogger(__name__)
 
 SESSIONS = "sessions"  # the folder of states, in that of the store
+# What a manifest ends with that was moved aside.
+_OTHER_VERSION = ".other-version"
+_DAMAGED = ".damaged"
+_ASIDE = (_OTHER_VERSION, _DAMAGED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +51,15 @@ class SessionStorage(Closing, ABC):
 
     # whether other processes change the states, so that they are read again before they are used
     shared = False
+    # whether `summaries` has all conversations: blocks that are in none of them are left over
+    lists_all = True
 
     @abstractmethod
     def load(self, session_id: str, known: str | None) -> StoredState | None:
-        """The state that is kept, or `None` if its version is `known`."""
+        """The state that is kept, or `None` if its version is `known`.
+
+        Raises `SessionUnavailableError` if it cannot be read now, though it may be sound.
+        """
 
     @abstractmethod
     def save(self, session: Session, state: SessionState) -> None:
@@ -90,8 +100,9 @@ class FolderStorage(SessionStorage):
     the newest one.
 
     A manifest is written under another name, synced and renamed, so a kill leaves either the
-    previous one or this one. One that cannot be read is moved aside and never overwritten. The
-    manifest of another model has another name.
+    previous one or this one. One whose content is not readable is moved aside and never
+    overwritten. An error that says nothing about the content ends the request, and the file stays
+    as it is. The manifest of another model has another name.
     """
 
     def __init__(self, directory: str | Path | None, base: Identity) -> None:
@@ -121,31 +132,29 @@ class FolderStorage(SessionStorage):
         try:
             data = path.read_bytes()
         except FileNotFoundError:
-            other = _hashed(session_id) in self._other_models
-            note = "the conversation of that id is another model's: this one starts empty"
-            return StoredState(None, None, (note,) if other else ())
-        except OSError as error:
-            log.warning(
-                "The manifest %s cannot be read: %s. Its conversation starts empty.", path, error
-            )
-            return StoredState(
-                None,
-                None,
-                (f"the conversation could not be read ({error.strerror}): it starts empty",),
-            )
+            return StoredState(None, None, self._why_missing(session_id))
+        except OSError as error:  # too many open files, for example: the conversation may be sound
+            raise _unavailable(session_id, path, f"cannot be read ({error.strerror})") from error
         try:
-            return StoredState(str(next(self._versions)), decode(session_id, data, self._base))
+            state = decode(session_id, data, self._base)
         except ManifestVersionError as error:
             why = f"is of version {error}"
-            suffix = "other-version"
+            aside = _OTHER_VERSION
         except NOT_A_MANIFEST as error:
             why = f"is damaged ({error})"
-            suffix = "damaged"
+            aside = _DAMAGED
+        else:
+            # it may not be listed yet, if it could not be read when this was opened
+            self._summaries[session_id] = Summary.of(session_id, state, self._base)
+            return StoredState(str(next(self._versions)), state)
+        try:
+            path.replace(path.with_suffix(aside))
+        except OSError as error:
+            why += f", and cannot be moved aside ({error.strerror})"
+            raise _unavailable(session_id, path, why) from error
         log.warning(
             "The manifest %s %s. It was moved aside; its conversation starts empty.", path, why
         )
-        with contextlib.suppress(OSError):
-            path.replace(path.with_suffix(f".{suffix}"))
         return StoredState(None, None, (f"the conversation's manifest {why}: it starts empty",))
 
     def save(self, session: Session, state: SessionState) -> None:
@@ -181,7 +190,9 @@ class FolderStorage(SessionStorage):
             return
         try:
             with self._writing:
-                self._unlink(session_id)
+                _remove(self._path(session_id))
+                for aside in _ASIDE:  # it is the conversation's text, too
+                    _remove(self._path(session_id).with_suffix(aside))
         except OSError as error:
             log.warning("The manifest of session %r cannot be deleted: %s.", session_id, error)
 
@@ -198,6 +209,17 @@ class FolderStorage(SessionStorage):
 
     def close(self) -> None:
         self._writer.close()
+
+    def _why_missing(self, session_id: str) -> tuple[str, ...]:
+        """Notes for a conversation that has no manifest, though something of that id is kept."""
+        path = self._path(session_id)
+        if any(path.with_suffix(aside).exists() for aside in _ASIDE):
+            return (
+                "the conversation's manifest was unreadable and is moved aside: it starts empty",
+            )
+        if _hashed(session_id) in self._other_models:
+            return ("the conversation of that id is another model's: this one starts empty",)
+        return ()
 
     def _found_in(self, folder: Path) -> dict[str, Summary]:
         """The summaries of this model's manifests. Temporary files of a killed process are
@@ -219,7 +241,17 @@ class FolderStorage(SessionStorage):
                 if header["version"] == VERSION:
                     summary = Summary.from_json(line)
                     found[summary.session_id] = summary
-            except (OSError, *NOT_A_MANIFEST):
+            except FileNotFoundError:
+                continue  # another process deleted it meanwhile
+            except OSError as error:
+                self.lists_all = False
+                log.warning(
+                    "The manifest %s cannot be read: %s. Lists lack its conversation until it is "
+                    "asked for.",
+                    path,
+                    error,
+                )
+            except NOT_A_MANIFEST:
                 continue  # `load` reports it to the caller that asks for this session
         return found
 
@@ -240,7 +272,7 @@ class FolderStorage(SessionStorage):
                     )
                     replace_file(self._path(session.session_id), data)
                 else:
-                    self._unlink(session.session_id)
+                    _remove(self._path(session.session_id))
         except OSError as error:
             log.warning(
                 "Session %r cannot be written to disk: %s. It lives in memory.",
@@ -254,16 +286,26 @@ class FolderStorage(SessionStorage):
         self._unwritten.pop(session.session_id, None)
         return None
 
-    def _unlink(self, session_id: str) -> None:
-        """Delete a manifest durably, if there is one. Raises `OSError`."""
-        with contextlib.suppress(FileNotFoundError):
-            path = self._path(session_id)
-            path.unlink()
-            sync(path.parent)
-
     def _path(self, session_id: str) -> Path:
         assert self._folder is not None
         return self._folder / f"{_hashed(session_id)}-{self._model_digest}.json"
+
+
+def _unavailable(session_id: str, path: Path, why: str) -> SessionUnavailableError:
+    """The error of a manifest that is left as it is. It does not tell the path: clients see it."""
+    log.warning("The manifest %s %s. It was left as it is.", path, why)
+    return SessionUnavailableError(
+        f"The manifest of conversation {session_id!r} {why}. It was left as it is, and nothing was "
+        "answered: ask again. If that remains, check the disk and who may read and move the file, "
+        "which the log names."
+    )
+
+
+def _remove(path: Path) -> None:
+    """Delete a file durably, if there is one. Raises `OSError`."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+        sync(path.parent)
 
 
 def _hashed(session_id: str) -> str:

@@ -1,15 +1,18 @@
-"""What concerns all conversations of an engine: lists of them, deletions, and what is left over. A
-turn needs none of this.
+"""What concerns all conversations of an engine: lists of them, copies, deletions, and what is left
+over. A turn needs none of this.
 """
 
+import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
+from ragkv.errors import InputError, SessionUnavailableError
 from ragkv.model import Adapter
 from ragkv.prompt.history import BlockWriter, SessionState
 from ragkv.store import EntryKey, RemoteStats
@@ -17,9 +20,12 @@ from ragkv.store import EntryKey, RemoteStats
 from .manifest import Summary
 from .session import Session, SessionInfo
 from .storage import SessionStorage
+from .turn import Turn
 
 if TYPE_CHECKING:
     from ragkv.cluster.shared_deletions import SharedDeletions
+
+log = logging.getLogger(__name__)
 
 
 class ConversationUpkeep(ABC):
@@ -27,9 +33,12 @@ class ConversationUpkeep(ABC):
 
     adapter: Adapter
     block_writer: BlockWriter
+    clock: Callable[[], float]
     _storage: SessionStorage | None  # opened with the first use
     _lock: threading.RLock
     _live: WeakValueDictionary[str, Session]
+    _unsaved: WeakSet[Session]
+    _turns: set[Turn]  # under way
     _deletions: "SharedDeletions | None"
 
     @property
@@ -42,16 +51,20 @@ class ConversationUpkeep(ABC):
         """See `Conversations.session`."""
 
     @abstractmethod
-    def drop(self, keys: Iterable[EntryKey]) -> None:
-        """See `Conversations.drop`."""
+    def commit(self, session: Session, state: SessionState) -> None:
+        """See `Conversations.commit`."""
+
+    @abstractmethod
+    def clear(self, session: Session) -> None:
+        """See `Conversations.clear`."""
 
     @abstractmethod
     def sweep(self) -> None:
         """See `Conversations.sweep`."""
 
     @abstractmethod
-    def _used_keys(self) -> set[EntryKey]:
-        """See `Conversations._used_keys`."""
+    def _keys(self, state: SessionState) -> set[EntryKey]:
+        """See `Conversations._keys`."""
 
     @abstractmethod
     def _idle_too_long(self, known: SessionState | Summary) -> bool:
@@ -96,9 +109,14 @@ class ConversationUpkeep(ABC):
         """Delete conversations: those that replicas share also while a turn of theirs runs."""
         if not self.storage.shared:
             for session_id in session_ids:
-                self.session(session_id).delete()
+                try:
+                    self.session(session_id).delete()
+                except SessionUnavailableError:  # a deletion need not read what it deletes
+                    self._delete_unread([session_id])
             return
-        session_ids = tuple(session_ids)
+        self._delete_unread(tuple(session_ids))
+
+    def _delete_unread(self, session_ids: Sequence[str]) -> None:
         found = tuple(self.storage.summaries(session_ids))
         for session_id in session_ids:
             self.storage.delete(session_id)
@@ -107,6 +125,31 @@ class ConversationUpkeep(ABC):
             if session is not None:
                 session.deleted = True
         self.drop({key for summary in found for key in summary.keys})
+
+    def fork(self, session: Session, session_id: str) -> Session:
+        """A conversation of that id with the same past, without a turn that is under way."""
+        past = session.state
+        other = self.session(session_id)
+        if other is session:
+            raise InputError(
+                f"{session_id!r} is the id of the conversation to be forked itself: choose another."
+            )
+        with other.held():
+            if other.turns:
+                raise InputError(
+                    f"There is a conversation {session_id!r} already: choose another id, or "
+                    "delete it."
+                )
+            self.commit(other, replace(past, created_at=self.clock()))
+        return other
+
+    def delete(self, session: Session) -> None:
+        """Clear a session for good."""
+        self.clear(session)
+        with self._lock:
+            session.deleted = True
+            if session.saved:
+                self._live.pop(session.session_id, None)
 
     def server_stats(self) -> RemoteStats | None:
         """The health of the server that replicas share, as conversations see it; `None` if they
@@ -120,6 +163,20 @@ class ConversationUpkeep(ABC):
         """
         return nullcontext() if self._deletions is None else self._deletions.telling(keys)
 
+    def drop(self, keys: Iterable[EntryKey]) -> None:
+        """Delete the blocks of these keys that are in no history, of any replica, and of no turn
+        under way.
+        """
+        if not (dropped := set(keys)):
+            return
+        try:
+            dropped -= self._used_keys()
+        except SessionUnavailableError as error:
+            log.warning("Blocks of a conversation were not deleted: %s", error)
+            return
+        for key in dropped:
+            self.block_writer.delete(key)
+
     def drop_orphans(self) -> int:
         """Have the blocks on this machine deleted that are in no conversation; returns how many
         there are.
@@ -127,6 +184,8 @@ class ConversationUpkeep(ABC):
         The block writer deletes them after what was saved before. A process that was killed in a
         turn leaves such blocks, and so does a deletion that this one was not told of.
         """
+        if not self.storage.lists_all:
+            return 0
         blocks = self.block_writer.on_this_machine()
         if blocks:
             blocks -= self._used_keys()
@@ -158,6 +217,15 @@ class ConversationUpkeep(ABC):
         self.block_writer.close()
         if self._storage is not None:
             self._storage.close()
+
+    def _used_keys(self) -> set[EntryKey]:
+        """The keys of the blocks that turns under way or histories have, of any replica."""
+        # In this order: a block belongs to a turn until its conversation is committed.
+        with self._lock:
+            used = {key for turn in self._turns for key in turn.saved_keys}
+            unsaved = tuple(self._unsaved)
+        used.update(*(self._keys(session.state) for session in unsaved))
+        return used.union(*(summary.keys for summary in self.storage.summaries()))
 
     def _info(self, summary: Summary) -> SessionInfo:
         sizes = zip(summary.keys, summary.key_tokens, strict=True)
