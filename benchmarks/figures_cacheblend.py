@@ -132,7 +132,7 @@ def placement(bench: Bench) -> Iterator[Row]:
             store = store_of(settings, partial(_with_disk_of, speed))
             engine = stack.enter_context(Engine(bench.engine.model, config=config, store=store))
             profile = profile or engine.profiler.measure(quick=True)
-            engine.controller.apply_profile(profile)
+            engine.profiler.use(profile)
             for entry in encoded if name != "new" else ():
                 (store.tiers[-1] if name[0] == "n" else store).put(entry)
             engine.flush()

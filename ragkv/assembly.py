@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .config import MIB, EngineConfig
-from .control import Controller, Methods, Profiler
+from .control import Controller, Methods, PresentProfile, Profiler
 from .control.gate_result import FILE_NAME as GATE_FILE
 from .control.gate_result import GateResult
 from .control.gate_result import load as load_gate_result
@@ -129,8 +129,9 @@ def assembled(
         readers = Readers(config.store.reader_threads)
         opened.callback(readers.close)
         fusor = Fusor(model.adapter, readers, config.fusion.read_ahead_layers, config.fusion.seed)
-        controller = Controller(model.adapter, identity, config, store, block_writer.store, methods)
-        profiler = Profiler(controller, fusor, turns)
+        present = PresentProfile(model.adapter, identity, store, config.store.directory)
+        controller = Controller(present, methods, config.controller.prices)
+        profiler = Profiler(present, controller, fusor, turns, config, block_writer.store)
 
         # who answers
         backend: AnswerBackend
@@ -145,7 +146,7 @@ def assembled(
             backend = OwnModel(model, prefiller, config.drafts)
 
         # what a home may have from before
-        controller.read_profile()
+        profiler.read()
         if _has_conversations(config, block_writer.store):
             conversations.begin()
         if maker is None and _wants_profile(config):

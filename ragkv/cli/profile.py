@@ -24,7 +24,7 @@ def profile(
     with options.engine() as engine:
         with output.progress("measuring") as on_progress:
             measured = engine.profiler.measure(quick=quick, on_progress=on_progress)
-        path = engine.controller.profile_file
+        path = engine.profiler.present.file
         dtype_why = engine.stats().dtype_why
     if as_json:
         print_json({**dataclasses.asdict(measured), "dtype_why": dtype_why, "file": path})

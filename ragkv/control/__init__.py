@@ -6,7 +6,8 @@ corrected by what requests took. The pure arithmetic is in `decision.py` and `es
 
 from .controller import Controller
 from .method import Method, Methods
+from .present_profile import PresentProfile
 from .profile import Profile
 from .profiler import Profiler
 
-__all__ = ["Controller", "Method", "Methods", "Profile", "Profiler"]
+__all__ = ["Controller", "Method", "Methods", "PresentProfile", "Profile", "Profiler"]

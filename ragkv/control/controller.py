@@ -8,6 +8,7 @@ gave the ratio.
 
 from dataclasses import dataclass, replace
 
+from ragkv.config import PricesConfig
 from ragkv.errors import RagKVError
 from ragkv.fusion import AskingSelector, Passed, Plan, Selector, SpanState, budget, with_floor
 
@@ -26,10 +27,12 @@ MOST_ROWS = 0.8
 
 
 @dataclass(eq=False)
-class Controller(PresentProfile):
-    """The controller with the engine's profile. Holds no request's state."""
+class Controller:
+    """The decisions of one engine. Holds no request's state."""
 
+    present: PresentProfile
     methods: Methods  # with that of requests which name none
+    prices: PricesConfig
 
     def decide(self, plan: Plan, method: Method) -> Plan:
         """The plan with its ratio, which is chosen if `method` leaves it open, and with some spans
@@ -48,17 +51,18 @@ class Controller(PresentProfile):
 
     def _chosen(self, plan: Plan, method: Method) -> Plan:
         """The plan with some spans computed, the ratio, and why."""
-        if self._profile is None:
-            return self._unprofiled(plan, method, self._refusal)
+        present = self.present
+        if present.profile is None:
+            return self._unprofiled(plan, method, present.refusal)
         spans, loads = loads_of(plan)
-        shape = Shape.of(plan, method.selector, self.adapter.layer_count)
+        shape = Shape.of(plan, method.selector, present.adapter.layer_count)
         ratio = method.ratio
         try:
-            profile, corrected = self._corrected()
+            profile, corrected = present.corrected(present.profile)
             if method.controlled:
                 decision = decide(profile, shape, loads, ratio)
             else:
-                speeds = self.store.speeds()
+                speeds = present.store.speeds()
                 loads = [replace(one, fixed=one.fixed or one.tier not in speeds) for one in loads]
                 decision = choose_computed(profile, shape, loads, ratio)
         except RagKVError as error:  # a tier was not measured
@@ -73,7 +77,7 @@ class Controller(PresentProfile):
         if not method.controlled:
             return replace(plan, ratio=method.ratio)
         fused = [span for span in plan.spans if span.state is SpanState.FUSED]
-        share = rows_share(plan, method.selector, method.ratio, self.adapter.layer_count)
+        share = rows_share(plan, method.selector, method.ratio, self.present.adapter.layer_count)
         why = f"ratio {method.ratio:.0%} = r*: {error}"
         if fused and share > MOST_ROWS:
             plan = plan.computing(fused, NO_GAIN)
@@ -87,16 +91,17 @@ class Controller(PresentProfile):
         """Compare what a pass took, without steps of other requests, with the profile's
         estimate.
         """
-        if (profile := self._profile) is None:
+        present = self.present
+        if (profile := present.profile) is None:
             return
         spans, loads = loads_of(plan)
         tiers = {kind: speed.times(0.0) for kind, speed in profile.tiers.items()}
         tiers |= {load.tier: TierSpeed(0.0, 0.0) for load in loads if load.tier not in tiers}
         at_once = replace(profile, tiers=tiers, copy_bytes_per_s=None)
         if passed.prompts == 1:  # else the time is that of all
-            shape = Shape.of(plan, selector, self.adapter.layer_count)
+            shape = Shape.of(plan, selector, present.adapter.layer_count)
             computing_s = ttft_s(at_once, shape, plan.ratio, loads)
-            self._compare(COMPUTE, passed.pass_s - passed.load_s - passed.others_s, computing_s)
+            present.compare(COMPUTE, passed.pass_s - passed.load_s - passed.others_s, computing_s)
         leases = [span.lease for span in spans if span.lease and not span.lease.in_place]
         kinds = {lease.kind.value for lease in leases}
         if len(kinds) == 1 and (tier := kinds.pop()) in profile.tiers:
@@ -105,17 +110,19 @@ class Controller(PresentProfile):
             loading_s = (
                 load_s(profile, [load for load in loads if load.tier == tier]) * profile.layers
             )
-            self._compare(tier, passed.read_s, share * loading_s)
+            present.compare(tier, passed.read_s, share * loading_s)
 
     def in_memory(self, tokens: int, used: bool, room: bool) -> bool:
-        """Whether an entry belongs in memory; without a profile every entry does."""
-        if self._profile is None:
+        """Whether an entry of so many tokens belongs in memory, if a request `used` it, or if there
+        is `room`; without a profile every entry does.
+        """
+        present = self.present
+        if present.profile is None:
             return True
         method = self.methods.of({})
-        profile, _ = self._corrected()
-        like = Shape(0, 0, 0, *Shape.kind(method.selector, self.adapter.layer_count))
-        prices = self.config.controller.prices
-        return belongs_in_memory(profile, tokens, like, method.ratio, prices, used, room)
+        profile, _ = present.corrected(present.profile)
+        like = Shape(0, 0, 0, *Shape.kind(method.selector, present.adapter.layer_count))
+        return belongs_in_memory(profile, tokens, like, method.ratio, self.prices, used, room)
 
 
 def rows_share(plan: Plan, selector: Selector, ratio: float, layers: int) -> float:

@@ -1,7 +1,7 @@
 """The profile in use, and how fast the machine is now.
 
-The profile is read when the engine opens. What requests took is compared with the profile's
-estimate, and corrects the speeds once it is clearly another. Of remote tiers the speed of the
+What requests took is compared with the profile's estimate, and corrects the speeds once it is
+clearly another. Of remote tiers the speed of the
 latest reads counts, and not the speed when the profile was made.
 """
 
@@ -16,7 +16,6 @@ from pathlib import Path
 
 import torch
 
-from ragkv.config import EngineConfig
 from ragkv.errors import ProfileError
 from ragkv.model import Adapter
 from ragkv.runtime import cache_folder, cpu_model, is_missing
@@ -38,11 +37,10 @@ class PresentProfile:
 
     adapter: Adapter
     identity: Identity  # of the entries of chunks
-    config: EngineConfig
     store: Store  # of chunks
-    history: Store  # of the blocks of conversations: the same one, or their own
-    _profile: Profile | None = field(default=None, init=False)
-    _refusal: str = field(default="", init=False)  # why there is none
+    directory: str | None  # the store's
+    profile: Profile | None = field(default=None, init=False)  # the one in use
+    refusal: str = field(default="", init=False)  # why there is none
     # by tier or COMPUTE: what the latest requests took, over the profile's estimate
     _outcomes: defaultdict[str, deque[float]] = field(
         default_factory=lambda: defaultdict(partial(deque, maxlen=OUTCOMES)), init=False
@@ -74,61 +72,37 @@ class PresentProfile:
         )
 
     @property
-    def profile(self) -> Profile:
-        """The profile in use. Raises `ProfileError`, which says why there is none."""
-        if self._profile is None:
-            raise ProfileError(self._refusal)
-        return self._profile
-
-    def read_profile(self) -> None:
-        """Use the saved profile, or note why it is not used.
-
-        Read once, when the engine opens: no other process measures this store while it is open.
-        """
-        self._refusal = NO_PROFILE.format(self.profile_directory)
-        if is_missing(self.profile_file):
-            return
-        try:
-            self.apply_profile(load(self.profile_directory, self.subject))
-        except ProfileError as error:
-            self._refusal = str(error)
-
-    def in_memory(self, tokens: int, used: bool, room: bool) -> bool:
-        """Whether an entry of so many tokens belongs in memory, if a request `used` it, or if there
-        is `room`.
-        """
-        raise NotImplementedError
-
-    @property
-    def directory(self) -> str | None:
-        """The store's."""
-        return self.config.store.directory
-
-    @property
-    def profile_directory(self) -> Path:
+    def folder(self) -> Path:
         """Where the profile is saved: next to the store, or in the user's cache folder."""
         return cache_folder("profiles") if self.directory is None else Path(self.directory)
 
     @property
-    def profile_file(self) -> Path:
-        """The file in that directory."""
-        return self.profile_directory / FILE_NAME
+    def file(self) -> Path:
+        """The file in that folder."""
+        return self.folder / FILE_NAME
 
-    def apply_profile(self, profile: Profile) -> None:
+    def saved(self) -> Profile | None:
+        """The profile that was saved for this model and machine; without one, `refusal` says why."""
+        self.refusal = NO_PROFILE.format(self.folder)
+        if is_missing(self.file):
+            return None
+        try:
+            return load(self.folder, self.subject)
+        except ProfileError as error:
+            self.refusal = str(error)
+            return None
+
+    def use(self, profile: Profile) -> None:
         """Use `profile` from now on. Raises `ProfileError` if it is of another model or machine."""
         profile.check(self.subject)
-        self._profile = profile
+        self.profile = profile
         # what requests took was compared with another profile
         self._outcomes.clear()
         self._seen_at.clear()
         self._steady = Steady()
-        target_ms = self.config.store.ttft_target_ms
-        if target_ms is not None:
-            self.history.retarget(profile.xi_blocks(target_ms, self.config.session.block_tokens))
-        if self.config.controller.place:
-            self.store.place_by(self.in_memory)
 
-    def _compare(self, name: str, took_s: float, expected_s: float) -> None:
+    def compare(self, name: str, took_s: float, expected_s: float) -> None:
+        """Note what a request took of tier or `COMPUTE`, and what the profile had estimated."""
         if took_s > 0.0 and expected_s > 0.0:
             forgotten = self._forgotten(name)
             self._seen_at[name] = time.monotonic()
@@ -138,18 +112,16 @@ class PresentProfile:
     def _forgotten(self, name: str) -> bool:
         return name != COMPUTE and time.monotonic() - self._seen_at[name] > FORGET_S
 
-    def _corrected(self) -> tuple[Profile, tuple[str, ...]]:
-        """The profile with the present speeds of tiers, and a sentence if they differ clearly from
-        the profile's.
+    def corrected(self, profile: Profile) -> tuple[Profile, tuple[str, ...]]:
+        """`profile`, the one in use, with the present speeds of tiers, and a sentence if they differ
+        clearly from the profile's.
         """
         factors = {
             name: self._steady.of(name, statistics.median(seen))
             for name, seen in list(self._outcomes.items())
             if len(seen) == OUTCOMES and not self._forgotten(name)
         }
-        tiers = {
-            kind: speed.times(factors.get(kind, 1.0)) for kind, speed in self.profile.tiers.items()
-        }
+        tiers = {kind: speed.times(factors.get(kind, 1.0)) for kind, speed in profile.tiers.items()}
         checked_s = max((tier.hindered_s_per_byte for tier in tiers.values()), default=0.0)
         # The present speeds of remote tiers include round trips, so a slice adds no latency.
         for kind, speed in self.store.speeds().items():
@@ -161,7 +133,7 @@ class PresentProfile:
             if changed
             else ()
         )
-        return self.profile.corrected(factors.get(COMPUTE, 1.0), tiers), why
+        return profile.corrected(factors.get(COMPUTE, 1.0), tiers), why
 
 
 def _file_system(directory: str | Path | None) -> str:

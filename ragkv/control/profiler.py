@@ -1,5 +1,5 @@
-"""When a profile is measured: when someone asks for it, and once by itself, in an engine that has
-none, while no request runs.
+"""When a profile comes into use: a saved one when the engine opens, and one that is measured, when
+someone asks for it or, in an engine that has none, once while no request runs.
 """
 
 import logging
@@ -7,12 +7,15 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ragkv.config import EngineConfig
 from ragkv.errors import ProfileError, RagKVError
 from ragkv.fusion import Fusor
 from ragkv.runtime import Closing, openmp
 from ragkv.scheduling import BackgroundTurns
+from ragkv.store import Store
 
 from .controller import Controller
+from .present_profile import PresentProfile
 from .profile import Profile, save
 from .profiling import Measuring
 
@@ -23,15 +26,35 @@ QUIET_S = 3.0  # without a request, before an engine measures by itself
 
 @dataclass(eq=False)
 class Profiler(Closing):
-    """Measures the profile of one engine: when it is asked to, and once by itself if there
-    is none.
-    """
+    """Brings a profile into use in one engine: the saved one, or one that it measures."""
 
+    present: PresentProfile
     controller: Controller
     fusor: Fusor
     turns: BackgroundTurns
+    config: EngineConfig
+    history: Store  # of the blocks of conversations: that of chunks, or their own
     _closing: threading.Event = field(default_factory=threading.Event, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
+
+    def read(self) -> None:
+        """Use the saved profile, if there is one.
+
+        Read once, when the engine opens: no other process measures this store while it is open.
+        """
+        if (profile := self.present.saved()) is not None:
+            self.use(profile)
+
+    def use(self, profile: Profile) -> None:
+        """Use `profile` from now on: for decisions, for what is kept in memory, and for how much of
+        a history is worth keeping. Raises `ProfileError` if it is of another model or machine.
+        """
+        self.present.use(profile)
+        target_ms = self.config.store.ttft_target_ms
+        if target_ms is not None:
+            self.history.retarget(profile.xi_blocks(target_ms, self.config.session.block_tokens))
+        if self.config.controller.place:
+            self.present.store.place_by(self.controller.in_memory)
 
     def measure(
         self, *, quick: bool = False, on_progress: Callable[[int, int], None] | None = None
@@ -42,20 +65,19 @@ class Profiler(Closing):
         It is saved for later engines like this one. `quick` uses shorter prompts and fewer rounds.
         `on_progress(done, total)` is called after each measurement.
         """
-        control = self.controller
         report = on_progress or (lambda _done, _total: None)
-        profile = Measuring(control, self.fusor, self.turns.scheduler, quick, report).profile()
-        control.apply_profile(profile)
-        save(profile, control.profile_directory)
+        measuring = Measuring(self.present, self.fusor, self.turns.scheduler, quick, report)
+        profile = measuring.profile()
+        self.use(profile)
+        save(profile, self.present.folder)
         return profile
 
     def start(self) -> None:
-        """Measure in the background while no request runs, unless a valid profile is saved."""
-        try:
-            _ = self.controller.profile
-        except ProfileError as error:
+        """Measure in the background while no request runs, unless a profile is in use."""
+        if self.present.profile is None:
             log.info(
-                "The loading controller measures this machine while no request runs. %s", error
+                "The loading controller measures this machine while no request runs. %s",
+                self.present.refusal,
             )
             self._thread = threading.Thread(target=self._run, name="ragkv-profiler", daemon=True)
             self._thread.start()

@@ -39,8 +39,8 @@ from ragkv.store import (
 )
 from ragkv.store.tiers.base import UNLIMITED_BYTES
 
-from .controller import Controller
 from .fits import fit_length, fit_recompute, fit_tier
+from .present_profile import PresentProfile
 from .profile import LengthFit, Profile, RecomputeFit, TierSpeed
 
 log = logging.getLogger(__name__)
@@ -69,13 +69,13 @@ class Measuring:
 
     def __init__(
         self,
-        control: Controller,
+        present: PresentProfile,
         fusor: Fusor,
         scheduler: Scheduler,
         quick: bool,
         on_progress: Callable[[int, int], None],
     ) -> None:
-        self._control = control
+        self._present = present
         self._fusor = fusor
         self._scheduler = scheduler
         self._adapter = fusor.adapter
@@ -85,12 +85,12 @@ class Measuring:
             (QUICK_ROUNDS, QUICK_TIER_ROUNDS) if quick else (ROUNDS, TIER_ROUNDS)
         )
         self._lengths = _lengths(self._adapter.context_length, QUICK_LENGTHS if quick else LENGTHS)
-        self._identity = control.identity
+        self._identity = present.identity
         self._generator = torch.Generator().manual_seed(0)
         self._stored_bytes_per_token = 0.0
         self._began = time.perf_counter()
         self._done = 0
-        tiers = control.store.tiers
+        tiers = present.store.tiers
         # memory is the same in every store, and reads of remote tiers are timed while they are used
         self._below = [
             tier for tier in tiers if not tier.is_remote and tier.kind is not TierKind.MEMORY
@@ -104,7 +104,7 @@ class Measuring:
         start_s = self._start_s()
         prefill, recompute, placing_s = self._passes(start_s)
         tiers = {TierKind.MEMORY.value: self._tier(MemoryTier(UNLIMITED_BYTES, LRU()))}
-        directory = self._control.directory
+        directory = self._present.directory
         if directory is not None:
             make_private_folder(Path(directory))
         for tier in self._below:
@@ -113,7 +113,7 @@ class Measuring:
                     tiers[tier.kind.value] = self._tier(scratch, Path(folder))
         self._step(self._total - self._done)
         return Profile(
-            subject=self._control.subject,
+            subject=self._present.subject,
             layers=adapter.layer_count,
             kv_bytes_per_token=adapter.kv_bytes_per_token,
             stored_bytes_per_token=self._stored_bytes_per_token,

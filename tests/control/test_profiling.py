@@ -23,7 +23,7 @@ def test_a_measured_profile_is_saved_and_used_by_the_next_engine(tmp_path: Path)
         assert made.prefill(QUESTION, CHUNKS).reuse.decision
     assert steps == sorted(steps) and steps[-1][0] == steps[-1][1]
     with engine(tmp_path) as again:
-        assert again.controller.profile == measured
+        assert again.controller.present.profile == measured
         assert again.prefill(QUESTION, CHUNKS).reuse.decision
     assert set(measured.tiers) == {"memory", "disk"}
     assert measured.tiers["memory"].per_byte_s < 1e-9 and measured.tiers["disk"].points
@@ -51,11 +51,11 @@ def test_an_engine_without_a_profile_measures_one_while_no_request_runs(
     monkeypatch.setattr("ragkv.control.profiler.QUIET_S", 0.01)
     with engine(tmp_path, measure=True) as made:
         with made.scheduler.request():  # nothing is measured while one runs
-            assert not made.controller.profile_file.exists()
+            assert not made.profiler.present.file.exists()
         made.profiler._thread.join()
-        measured = made.controller.profile
+        measured = made.controller.present.profile
     with engine(tmp_path, measure=True) as again:  # and once only
-        assert again.profiler._thread is None and again.controller.profile == measured
+        assert again.profiler._thread is None and again.controller.present.profile == measured
 
 
 def test_an_engine_that_closes_drops_the_measurement_under_way(tmp_path: Path) -> None:
@@ -75,4 +75,4 @@ def test_without_a_directory_memory_alone_is_measured_and_the_users_cache_keeps_
         assert made.prefill(QUESTION, CHUNKS).reuse.decision
     assert [path.name for path in (tmp_path / "profiles").iterdir()] == ["profile.json"]
     with engine(None, memory=True) as again:
-        assert again.controller.profile == measured
+        assert again.controller.present.profile == measured
