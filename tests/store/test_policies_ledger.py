@@ -2,7 +2,7 @@
 sizes add up.
 """
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.simulate import ALL_POLICIES, make_any_policy
 from ragkv.store import LRU, EntryKey, Item, Policy, TurnSize, make_policy
 from ragkv.store.policies import Cut, PolicySettings
-from ragkv.store.tiers.ledger import MOST_NEWS, Ledger, Slot
+from ragkv.store.tiers.ledger import MOST_NEWS, LocalTier, Slot
 
 CAPACITY = 12
 STEP = st.tuples(
@@ -22,23 +22,53 @@ STEP = st.tuples(
 )
 
 
-class LedgerModel:
-    """A ledger, and the leases that a caller holds."""
+class Shelf(LocalTier[None]):
+    """A tier of items without bytes."""
+
+    lease = put = scan = delete = close = None
+
+    def __init__(
+        self,
+        capacity: int,
+        policy: Policy,
+        on_evict: Callable[[Slot[None]], object] = lambda _: None,
+    ) -> None:
+        super().__init__(capacity, policy, lambda: self.now)
+        self.ledger = self._ledger
+        self.evicted: list[EntryKey] = []
+        self.now = 0.0
+        self._on_evict = on_evict
+
+    def add(self, item: Item, now: float = 0.0) -> bool:
+        """Whether there was space for `item`, or was made, and it was added."""
+        fits = self._make_space(item, now)
+        if fits:
+            self._ledger.add(item, None, now)
+        return fits
+
+    def _evict(self, slot: Slot[None]) -> None:
+        super()._evict(slot)
+        self.evicted.append(slot.item.key)
+        self._on_evict(slot)
+
+
+class ShelfModel:
+    """A shelf, and the leases that a caller holds."""
 
     def __init__(self, name: str, xi: int) -> None:
         policy = make_any_policy(name, PolicySettings(xi_blocks=xi, threshold_tokens=32))
-        self.ledger: Ledger[None] = Ledger(CAPACITY, policy, self.evicted)
+        self.shelf = Shelf(CAPACITY, policy, self.evicted)
+        self.ledger = self.shelf.ledger
         self.leases: list[Slot[None]] = []
         self.now = 0.0
 
     def do(self, what: str, group: str, index: int, size: int) -> None:
-        self.now += 1
+        self.now = self.shelf.now = self.now + 1
         key = EntryKey(f"{group or 'chunk'}{index}")
         slot = self.ledger.get(key)
         if what == "put" and slot is None:
             item = Item(key, size, group, index if group else 0)
-            if self.ledger.make_space(item, self.now):
-                self.ledger.add(item, None, self.now)
+            self.shelf.add(item, self.now)
         elif what == "lease" and slot is not None:
             self.ledger.pin(slot)
             self.ledger.used(slot, self.now)
@@ -58,7 +88,7 @@ class LedgerModel:
                 1 + index,
                 1.0 if index else None,
             )
-            self.ledger.served(turn, self.now)
+            self.shelf.served(turn)
 
     def evicted(self, slot: Slot[None]) -> None:
         """A victim has left the ledger already, and no lease holds it."""
@@ -78,38 +108,25 @@ class LedgerModel:
 def test_every_policy_keeps_the_ledger_within_capacity_and_its_leases_held(
     name: str, steps: list[tuple[str, str, int, int]], xi: int
 ) -> None:
-    model = LedgerModel(name, xi)
+    model = ShelfModel(name, xi)
     for step in steps:
         model.do(*step)
         model.check()
 
 
-def ledger_of(capacity: int, policy: Policy) -> tuple[Ledger[None], list[EntryKey]]:
-    """A ledger, and the keys that it evicts from now on."""
-    evicted: list[EntryKey] = []
-    return Ledger(capacity, policy, lambda slot: evicted.append(slot.item.key)), evicted
-
-
-def add(ledger: Ledger[None], item: Item, now: float = 0.0) -> bool:
-    """Whether the ledger made space for `item` and added it."""
-    fits = ledger.make_space(item, now)
-    if fits:
-        ledger.add(item, None, now)
-    return fits
-
-
 @pytest.mark.parametrize("name", sorted(ALL_POLICIES))
 def test_a_refused_put_leaves_the_policy_unchanged(name: str) -> None:
-    ledger, evicted = ledger_of(4, make_any_policy(name))
-    assert add(ledger, Item(EntryKey("held"), 4))
-    slot = ledger.get(EntryKey("held"))
+    shelf = Shelf(4, make_any_policy(name))
+    assert shelf.add(Item(EntryKey("held"), 4))
+    slot = shelf.ledger.get(EntryKey("held"))
     assert slot is not None
-    ledger.pin(slot)
-    assert not ledger.make_space(Item(EntryKey("more"), 1), 1.0)
-    assert evicted == []
-    ledger.unpin(slot)
-    cut = ledger.policy.victim((), 2.0)
-    assert cut is not None and cut.group == "held"
+    shelf.ledger.pin(slot)
+    assert not shelf.add(Item(EntryKey("more"), 1), 1.0)
+    assert shelf.evicted == []
+    shelf.ledger.unpin(slot)
+    cuts: list[Cut | None] = []
+    shelf.tell(lambda policy: cuts.append(policy.victim((), 2.0)))
+    assert [cut and cut.group for cut in cuts] == ["held"]
 
 
 class TellingLRU(LRU):
@@ -134,55 +151,54 @@ class TellingLRU(LRU):
 
 def test_a_policy_is_told_what_happened_in_order_when_something_must_go() -> None:
     policy = TellingLRU()
-    ledger, evicted = ledger_of(2, policy)
+    shelf = Shelf(2, policy)
     for number, name in enumerate("ab"):
-        assert add(ledger, Item(EntryKey(name), 1), float(number))
-    slot = ledger.get(EntryKey("a"))
+        assert shelf.add(Item(EntryKey(name), 1), float(number))
+    slot = shelf.ledger.get(EntryKey("a"))
     assert slot is not None
-    ledger.used(slot, 2.0)
+    shelf.ledger.used(slot, 2.0)
     assert policy.calls == [], "there was room"
-    assert add(ledger, Item(EntryKey("c"), 1), 3.0)
+    assert shelf.add(Item(EntryKey("c"), 1), 3.0)
     told = ["held a 1", "held a 1", "held b 1", "held b 1", "used a", "held c 1", "victim"]
-    assert policy.calls == told and evicted == [EntryKey("b")]
+    assert policy.calls == told and shelf.evicted == [EntryKey("b")]
 
 
 def test_a_policy_that_is_asked_nothing_is_told_before_there_is_much_to_tell() -> None:
     policy = TellingLRU()
-    ledger, _ = ledger_of(2, policy)
-    assert add(ledger, Item(EntryKey("a"), 1))
-    slot = ledger.get(EntryKey("a"))
+    shelf = Shelf(2, policy)
+    assert shelf.add(Item(EntryKey("a"), 1))
+    slot = shelf.ledger.get(EntryKey("a"))
     assert slot is not None
     for number in range(MOST_NEWS):
-        ledger.used(slot, float(number))
+        shelf.ledger.used(slot, float(number))
     assert 0 < policy.calls.count("used a") <= MOST_NEWS
 
 
 def test_a_conversation_loses_its_tail_first() -> None:
-    ledger, evicted = ledger_of(4, make_policy("lru"))
-    assert all(add(ledger, Item(EntryKey(f"a{index}"), 1, "a", index)) for index in range(4))
-    assert ledger.make_space(Item(EntryKey("b0"), 2, "b", 0), 1.0)
-    assert [key.digest for key in evicted] == ["a3", "a2"]
+    shelf = Shelf(4, make_policy("lru"))
+    assert all(shelf.add(Item(EntryKey(f"a{index}"), 1, "a", index)) for index in range(4))
+    assert shelf.add(Item(EntryKey("b0"), 2, "b", 0), 1.0)
+    assert [key.digest for key in shelf.evicted] == ["a3", "a2"]
 
 
 def test_a_block_that_would_evict_its_own_conversation_is_refused() -> None:
-    ledger, evicted = ledger_of(2, make_policy("lru"))
-    assert [add(ledger, Item(EntryKey(f"a{index}"), 1, "a", index)) for index in range(4)] == [
+    shelf = Shelf(2, make_policy("lru"))
+    assert [shelf.add(Item(EntryKey(f"a{index}"), 1, "a", index)) for index in range(4)] == [
         True,
         True,
         False,
         False,
     ]
-    assert evicted == []
+    assert shelf.evicted == []
 
 
 def test_free_blocks_are_evicted_before_blocks_of_older_use() -> None:
-    ledger, evicted = ledger_of(
-        6, make_any_policy("t-lru", PolicySettings(xi_blocks=3, new_blocks=1))
-    )
+    shelf = Shelf(6, make_any_policy("t-lru", PolicySettings(xi_blocks=3, new_blocks=1)))
     for number, group in enumerate("ab"):
-        ledger.served(TurnSize(float(number), number, group, 4, 0, 4), float(number))
+        shelf.now = float(number)
+        shelf.served(TurnSize(shelf.now, number, group, 4, 0, 4))
         for index in range(4):
-            add(ledger, Item(EntryKey(f"{group}{index}"), 1, group, index), float(number))
+            shelf.add(Item(EntryKey(f"{group}{index}"), 1, group, index), float(number))
     # budget 4 + 1 - 3 = 2 each; b's third and fourth blocks are free too, but younger
-    assert [key.digest for key in evicted] == ["a3", "a2"]
-    assert [slot.item.key.digest for slot in ledger] == ["a0", "a1", "b0", "b1", "b2", "b3"]
+    assert [key.digest for key in shelf.evicted] == ["a3", "a2"]
+    assert [slot.item.key.digest for slot in shelf.ledger] == ["a0", "a1", "b0", "b1", "b2", "b3"]

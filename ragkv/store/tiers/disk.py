@@ -61,7 +61,7 @@ class DiskTier(DiskReads):
             ) from error
         for file in files:
             is_second = file.item.key in self._ledger  # as a copied directory may have
-            if not is_second and self._ledger.make_space(file.item, file.used):
+            if not is_second and self._make_space(file.item, file.used):
                 self._ledger.add(file.item, file.path, file.used)
             else:  # larger than the whole capacity, which may be a smaller setting now
                 unlink(file.path)
@@ -78,7 +78,7 @@ class DiskTier(DiskReads):
             size = len(head) + encoded.size_bytes
             item = Item(key, size, entry.info.group, entry.info.index)
             with self._lock:
-                if self._closed or not self._ledger.make_space(item, self._clock()):
+                if self._closed or not self._make_space(item, self._clock()):
                     return False
             return self._write(item, head, *layers)
 
@@ -89,14 +89,14 @@ class DiskTier(DiskReads):
     def leave(self, size_bytes: int) -> None:
         """See `Tier.leave`; what has no room any more is evicted."""
         with self._write_lock, self._lock:
-            self._ledger.resize(max(0, self._capacity_bytes - size_bytes), self._clock())
+            self._eviction.resize(max(0, self._capacity_bytes - size_bytes), self._clock())
 
     def give_way(self) -> int:
         """See `Tier.give_way`: half of the entries."""
         with self._write_lock, self._lock:
             before = self._ledger.used_bytes
             capacity_bytes = self._ledger.capacity_bytes
-            self._ledger.resize(before // 2 if before > SMALL_BYTES else 0, self._clock())
+            self._eviction.resize(before // 2 if before > SMALL_BYTES else 0, self._clock())
             self._ledger.capacity_bytes = capacity_bytes
             return before - self._ledger.used_bytes
 

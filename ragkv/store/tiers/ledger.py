@@ -1,15 +1,16 @@
 """What the tiers of this machine share: a ledger of the items they hold, behind one lock.
 
-The ledger knows how many bytes items take and which are pinned; `eviction.py` says which of them
-leave. It holds metadata only: the tier moves the bytes. Two invariants: `used_bytes` is the sum of
-the held items' sizes and never above the capacity, and a pinned item is never evicted.
+The ledger knows how many bytes items take and which are pinned, and the `News` what its policy must
+be told. `eviction.py` makes items leave. All hold metadata only: the tier moves the bytes. Two
+invariants: `used_bytes` is the sum of the held items' sizes and never above the capacity, and a
+pinned item is never evicted.
 """
 
 import threading
 from bisect import insort
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from ..entry import EntryKey
 from ..policies import Item, Policy, TurnSize
@@ -45,39 +46,76 @@ class Group(Generic[P]):
         return self.slots[-1].item.index + 1 if self.slots else 0
 
 
-def unit_of(item: Item) -> str:
-    """The group that policies decide by: its conversation, or the chunk itself."""
-    return item.group or item.key.digest
+class Held(NamedTuple):
+    """The tier holds so much of a group now, or is about to."""
+
+    group: str
+    blocks: int
+    size: int
+    now: float
+
+    def tell(self, policy: Policy) -> None:
+        """Tell the policy."""
+        policy.held(*self)
 
 
-class Ledger(Eviction[P]):
-    """Not thread-safe: its tier holds the lock.
+class Used(NamedTuple):
+    """A part of a group was leased."""
 
-    What happens is noted, and the policy is told of it, in order, before it is asked anything.
+    group: str
+    now: float
+
+    def tell(self, policy: Policy) -> None:
+        """Tell the policy."""
+        policy.used(*self)
+
+
+class Served(NamedTuple):
+    """A conversation's turn was served."""
+
+    turn: TurnSize
+
+    def tell(self, policy: Policy) -> None:
+        """Tell the policy."""
+        policy.served(self.turn)
+
+
+class News:
+    """What happened since a policy was last asked: it is told of it, in order, before it is asked
+    anything. Not thread-safe: the tier holds the lock.
     """
 
-    def __init__(
-        self, capacity_bytes: int, policy: Policy, on_evict: Callable[[Slot[P]], None]
-    ) -> None:
-        """`on_evict` is called after a slot has left the ledger."""
-        self.capacity_bytes = capacity_bytes
-        self.on_evict = on_evict
-        self.used_bytes = 0
+    def __init__(self, policy: Policy) -> None:
+        self.policy_trims_early = policy.trims_early
         self._policy = policy
-        self._news: list[Callable[[Policy], None]] = []  # of which the policy knows nothing yet
-        self._slots: dict[EntryKey, Slot[P]] = {}
-        self._groups: dict[str, Group[P]] = {}
-        self._pinned: set[str] = set()  # groups
-        self._pinned_bytes = 0  # of everything in those groups
+        self._untold: list[Held | Used | Served] = []
 
-    @property
-    def policy(self) -> Policy:
-        """The policy, which knows all that happened."""
-        news = self._news
-        self._news = []
-        for tell in news:
-            tell(self._policy)
+    def note(self, news: Held | Used | Served) -> None:
+        """The policy is told this before it is asked."""
+        self._untold.append(news)
+        if len(self._untold) > MOST_NEWS:
+            self.tell_all()
+
+    def tell_all(self) -> Policy:
+        """Tell the policy all that happened; the policy, which can be asked now."""
+        untold = self._untold
+        self._untold = []
+        for news in untold:
+            news.tell(self._policy)
         return self._policy
+
+
+class Ledger(Generic[P]):
+    """What a tier holds, and which of it is pinned. Not thread-safe: its tier holds the lock."""
+
+    def __init__(self, capacity_bytes: int, news: News) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+        self.groups: dict[str, Group[P]] = {}  # by name
+        self.pinned: set[str] = set()  # names of groups
+        self.pinned_bytes = 0  # of everything in those groups
+        self._news = news
+        self._slots: dict[EntryKey, Slot[P]] = {}
 
     def __contains__(self, key: object) -> bool:
         return key in self._slots
@@ -94,114 +132,95 @@ class Ledger(Eviction[P]):
 
     def used(self, slot: Slot[P], now: float) -> None:
         """Note for the policy that a held slot was leased."""
-        name = unit_of(slot.item)
-        self._note(lambda policy: policy.used(name, now))
+        self._news.note(Used(self.group_of(slot.item), now))
 
-    def served(self, turn: TurnSize, now: float) -> None:
-        """Note for the policy that a conversation's turn was served; it may trim."""
-        self._note(lambda policy: policy.served(turn))
-        if self._policy.trims_early:
-            self.trim(0, now)
+    @staticmethod
+    def group_of(item: Item) -> str:
+        """The name of the group that policies decide by: its conversation, or the chunk itself."""
+        return item.group or item.key.digest
 
-    def make_space(self, item: Item, now: float) -> bool:
-        """Evict until `item` fits, and announce it to the policy; `add` or `cancel` must follow.
+    def has_room(self, size: int) -> bool:
+        """Whether so many bytes are free."""
+        return self.used_bytes + size <= self.capacity_bytes
 
-        `False` if `item` cannot fit, and then nothing was evicted, or if the
-        policy prefers to lose `item` over what is held.
-        """
-        name = unit_of(item)
-        group = self._groups.get(name) or Group()
-        if item.size > self.capacity_bytes - self._pinned_bytes:
-            return False
+    def announce(self, item: Item, now: float) -> None:
+        """Note for the policy that `item` is about to be held; `add` or `cancel` must follow."""
+        name = self.group_of(item)
+        group = self.groups.get(name) or Group()
         extent = max(group.extent, item.index + 1)
-        size = group.size + item.size
-        self._note(lambda policy: policy.held(name, extent, size, now))
-        if self._fits(item.size) and not self._policy.trims_early:
-            return True
-        wanted = self.evict_for(name, item.index, item.size, now)
-        if not wanted:
-            self.cancel(item, now)
-        return wanted
+        self._news.note(Held(name, extent, group.size + item.size, now))
 
     def add(self, item: Item, payload: P, now: float) -> None:
-        """Add an item after `make_space` made space for it."""
+        """Add an announced item for which there is room."""
         assert item.key not in self._slots
         slot = self._slots[item.key] = Slot(item, payload)
-        name = unit_of(item)
-        group = self._groups.setdefault(name, Group())
+        name = self.group_of(item)
+        group = self.groups.setdefault(name, Group())
         insort(group.slots, slot, key=lambda other: other.item.index)
         group.size += item.size
         if group.pins:
-            self._pinned_bytes += item.size
+            self.pinned_bytes += item.size
         self.used_bytes += item.size
-        # again: the group may have changed since `make_space`
+        # again: the group may have changed since `announce`
         self._report(name, group, now)
 
     def cancel(self, item: Item, now: float) -> None:
         """Tell the policy that an announced item will not be added."""
-        name = unit_of(item)
-        self._report(name, self._groups.get(name) or Group(), now)
+        name = self.group_of(item)
+        self._report(name, self.groups.get(name) or Group(), now)
 
     def remove(self, key: EntryKey, now: float = 0.0) -> Slot[P] | None:
         """Remove and return the slot of `key`, pinned or not; its leases stay valid."""
         slot = self._slots.pop(key, None)
         if slot is None:
             return None
-        name = unit_of(slot.item)
-        group = self._groups[name]
+        name = self.group_of(slot.item)
+        group = self.groups[name]
         group.slots.remove(slot)
         group.size -= slot.item.size
         self.used_bytes -= slot.item.size
         if group.pins:
-            self._pinned_bytes -= slot.item.size
+            self.pinned_bytes -= slot.item.size
             self._unpin_group(name, slot.pins)
         if not group.slots:
-            del self._groups[name]
+            del self.groups[name]
         self._report(name, group, now)
         return slot
 
     def pin(self, slot: Slot[P]) -> None:
         """Count a lease: nothing of the slot's group is evicted until `unpin`."""
         slot.pins += 1
-        name = unit_of(slot.item)
-        group = self._groups[name]
+        name = self.group_of(slot.item)
+        group = self.groups[name]
         group.pins += 1
         if group.pins == 1:
-            self._pinned.add(name)
-            self._pinned_bytes += group.size
+            self.pinned.add(name)
+            self.pinned_bytes += group.size
 
     def unpin(self, slot: Slot[P]) -> None:
         """Count a closed lease. Harmless for a slot that was removed meanwhile."""
         slot.pins -= 1
         if self._slots.get(slot.item.key) is slot:
-            self._unpin_group(unit_of(slot.item), 1)
-
-    def _fits(self, size: int) -> bool:
-        return self.used_bytes + size <= self.capacity_bytes
+            self._unpin_group(self.group_of(slot.item), 1)
 
     def _report(self, name: str, group: Group[P], now: float) -> None:
-        extent = group.extent
-        size = group.size
-        self._note(lambda policy: policy.held(name, extent, size, now))
-
-    def _note(self, news: Callable[[Policy], None]) -> None:
-        self._news.append(news)
-        if len(self._news) > MOST_NEWS:
-            _ = self.policy
+        self._news.note(Held(name, group.extent, group.size, now))
 
     def _unpin_group(self, name: str, leases: int) -> None:
-        group = self._groups[name]
+        group = self.groups[name]
         group.pins -= leases
         if leases and not group.pins:
-            self._pinned.discard(name)
-            self._pinned_bytes -= group.size
+            self.pinned.discard(name)
+            self.pinned_bytes -= group.size
 
 
 class LocalTier(Tier, Generic[P]):
     """A tier of this machine, which evicts by its own policy."""
 
     def __init__(self, capacity_bytes: int, policy: Policy, clock: Callable[[], float]) -> None:
-        self._ledger: Ledger[P] = Ledger(capacity_bytes, policy, self._evict)
+        self._news = News(policy)
+        self._ledger: Ledger[P] = Ledger(capacity_bytes, self._news)
+        self._eviction: Eviction[P] = Eviction(self._ledger, self._news, self._evict)
         self._counts = Counts()
         self._clock = clock
         # re-entrant: garbage collection may close an abandoned lease while it is held
@@ -209,11 +228,13 @@ class LocalTier(Tier, Generic[P]):
 
     def tell(self, action: Callable[[Policy], object]) -> None:
         with self._lock:
-            action(self._ledger.policy)
+            action(self._news.tell_all())
 
     def served(self, turn: TurnSize) -> None:
         with self._lock:
-            self._ledger.served(turn, self._clock())
+            self._news.note(Served(turn))
+            if self._news.policy_trims_early:
+                self._eviction.trim(self._clock())
 
     def contains(self, key: EntryKey) -> bool:
         with self._lock:
@@ -239,6 +260,13 @@ class LocalTier(Tier, Generic[P]):
                 ledger.capacity_bytes,
                 **asdict(self._counts),
             )
+
+    def _make_space(self, item: Item, now: float) -> bool:
+        """Make room for `item`, announced: `Ledger.add` or `cancel` must follow; else `False`."""
+        if self._news.policy_trims_early or not self._ledger.has_room(item.size):
+            return self._eviction.make_space(item, now)
+        self._ledger.announce(item, now)
+        return True
 
     def _evict(self, slot: Slot[P]) -> None:
         self._counts.evictions += 1

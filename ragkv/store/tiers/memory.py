@@ -126,7 +126,7 @@ class MemoryTier(LocalTier[EncodedEntry]):
             if item.key in self._ledger:
                 return True
             now = self._clock()
-            if not self._ledger.make_space(item, now):
+            if not self._make_space(item, now):
                 return False
             self._ledger.add(item, encoded, now)
             self._counts.written_bytes += item.size
