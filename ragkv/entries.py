@@ -6,11 +6,12 @@ in `prompt/lookup.py`, not here.
 """
 
 import logging
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 
 from .errors import QueueError
 from .prompt import ChunkLike, Intake, PrefixBlocks
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WarmReport:
-    """What `Engine.warm` did."""
+    """What `Engine.warm` did. A chunk that was deleted meanwhile counts nowhere."""
 
     encoded: int  # chunks computed and stored now
     present: int  # chunks that were stored already
@@ -32,6 +33,25 @@ class WarmReport:
     # chunks not reached: the time, the store's room or a cancellation ended the work, or it goes on
     left: int = 0
     bytes_per_token: int = 0  # of stored KV
+
+
+@dataclass(eq=False)
+class DeletionWatch:
+    """Which entries were deleted since it was opened: they are not stored any more. Thread-safe."""
+
+    _deleted: set[EntryKey] = field(default_factory=set, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    def note(self, keys: Sequence[EntryKey]) -> None:
+        """These are being deleted. Waits for one that is just stored, which is then deleted, too."""
+        with self._lock:
+            self._deleted.update(keys)
+
+    @contextmanager
+    def storing(self, key: EntryKey) -> Iterator[bool]:
+        """The block stores the entry, unless this is `False`: it was deleted."""
+        with self._lock:
+            yield key not in self._deleted
 
 
 @dataclass(frozen=True)
@@ -45,6 +65,9 @@ class Entries:
     telling: Callable[[Sequence[EntryKey]], AbstractContextManager[None]]
     # why entries of an earlier run are not reused; None: they are, or there are none
     unused_note: str | None = None
+    _watches: set[DeletionWatch] = field(default_factory=set, init=False, compare=False)
+    # guards `_watches`
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, compare=False)
 
     @property
     def encoder(self) -> Encoder:
@@ -74,12 +97,28 @@ class Entries:
         on_progress: Callable[[int, int], None] | None = None,
         check: Check = no_check,
         evict: bool = True,
+        watch: DeletionWatch | None = None,
     ) -> WarmReport:
         """See `Engine.warm`. Without `evict` chunks for which the store has no room are left, and
-        counted.
+        counted. What is deleted meanwhile is not stored: since `watch` was opened, or now.
         """
         ids = dict.fromkeys(chunk.token_ids for chunk in self._encodable(chunks))
-        return self._warm(list(ids), on_progress, check, evict)
+        with nullcontext(watch) if watch else self.watching() as deleted:
+            return self._warm(list(ids), on_progress, check, evict, deleted)
+
+    @contextmanager
+    def watching(self) -> Iterator[DeletionWatch]:
+        """Watch deletions during the block. Whoever warms texts that he reads from somewhere opens
+        it before he reads them.
+        """
+        watch = DeletionWatch()
+        with self._lock:
+            self._watches.add(watch)
+        try:
+            yield watch
+        finally:
+            with self._lock:
+                self._watches.discard(watch)
 
     def _warm(
         self,
@@ -87,6 +126,7 @@ class Entries:
         on_progress: Callable[[int, int], None] | None,
         check: Check,
         evict: bool,
+        watch: DeletionWatch,
     ) -> WarmReport:
         """Encode and store the chunks, given by their token ids, that are not stored, each given
         once.
@@ -101,8 +141,12 @@ class Entries:
             for token_ids in chunks:
                 check()
                 if batch and sum(map(len, batch)) + len(token_ids) > self.encoder.batch_tokens:
-                    self._encode_batch(batch, done, stop_of(check))
-                is_stored = self._store.ensure_durable(self.encoder.identity, token_ids)
+                    self._encode_batch(batch, done, stop_of(check), watch)
+                with watch.storing(self.identity.key(token_ids)) as wanted:
+                    is_stored = wanted and self._store.ensure_durable(self.identity, token_ids)
+                if not wanted:
+                    done.drop()
+                    continue
                 needed = self.encoder.entry_bytes(sum(map(len, batch)) + len(token_ids))
                 if is_stored:
                     done.count(Counter(present=1))
@@ -110,21 +154,33 @@ class Entries:
                     batch.append(token_ids)
             if batch:
                 check()
-                self._encode_batch(batch, done, stop_of(check))
+                self._encode_batch(batch, done, stop_of(check), watch)
         openmp.release_threads()  # encoding entries in the store's codec may have started some
         self._store.flush()  # entries that were present may still wait to be written
         counts = done.counts
         counted = (counts["encoded"], counts["present"], counts["failed"], done.left)
         return WarmReport(*counted, self.encoder.bytes_per_token)
 
-    def _encode_batch(self, batch: list[tuple[int, ...]], done: "_Progress", stop: Check) -> None:
-        """Compute the entries of the batch, and store them durably; then it is empty."""
+    def _encode_batch(
+        self,
+        batch: list[tuple[int, ...]],
+        done: "_Progress",
+        stop: Check,
+        watch: DeletionWatch,
+    ) -> None:
+        """Compute the entries of the batch, and store durably those that were not deleted since;
+        then it is empty.
+        """
         with self.background.turns.encoding():
             entries = self.encoder.chunks(batch, stop)
         counts = Counter[str]()
         for entry in entries:
-            is_stored = self._store.put_durably(entry)
-            counts["encoded" if is_stored else "failed"] += 1
+            with watch.storing(entry.info.key) as wanted:
+                is_stored = wanted and self._store.put_durably(entry)
+            if wanted:
+                counts["encoded" if is_stored else "failed"] += 1
+            else:
+                done.drop()
         done.count(counts)
         batch.clear()
 
@@ -151,8 +207,7 @@ class Entries:
     def delete(self, chunks: Sequence[ChunkLike]) -> int:
         """See `Engine.delete`."""
         keys = self.keys(chunks)
-        self.background.forget(keys)
-        self.prefix_blocks.forget()  # they do not know which chunks are in them
+        self._forget(keys)
         with self.telling(keys):
             return deleted_everywhere(keys, self._store.delete)
 
@@ -162,8 +217,7 @@ class Entries:
         While a remote tier does not answer they are dropped from the tiers of this machine alone.
         No one is told.
         """
-        self.background.forget(keys)
-        self.prefix_blocks.forget()
+        self._forget(keys)
         for key in keys:
             if stop():
                 return False
@@ -188,6 +242,15 @@ class Entries:
         Returns the bytes freed.
         """
         return self._store.gc(self._is_own)
+
+    def _forget(self, keys: Sequence[EntryKey]) -> None:
+        """Nothing that is under way stores these entries any more."""
+        self.background.forget(keys)
+        with self._lock:
+            watches = tuple(self._watches)
+        for watch in watches:
+            watch.note(keys)
+        self.prefix_blocks.forget()  # they do not know which chunks are in them
 
     def _encodable(self, chunks: Sequence[ChunkLike]) -> tuple[Chunk, ...]:
         checked = self.intake.chunks(chunks)
@@ -217,6 +280,11 @@ class _Progress:
         self._rate = Rate()
         self._logged_s = time.monotonic()
         self._rate.update(0, total)
+
+    def drop(self) -> None:
+        """A chunk was deleted: it is not to be stored any more."""
+        self._total -= 1
+        self.left -= 1
 
     def count(self, more: Counter[str]) -> None:
         """Report more chunks that are stored or failed, to the caller and sometimes to the log."""

@@ -194,12 +194,13 @@ class RagCorpus(Closing):
         It ends, too, when the store has no room left: nothing is evicted for KV that no question
         needed yet. What is left is computed when a question needs it first, and kept.
         """
-        chunks = {chunk.token_ids: chunk for chunk in self.chunks(document_ids)}
         entries = self.engine.entries
-        lacking, nbytes = entries.lacking(list(chunks.values()))
-        if on_begin is not None:
-            on_begin(len(lacking), nbytes)
-        report = entries.warm(lacking, on_encode, check, evict=False)
+        with entries.watching() as watch:  # of what is deleted after it was read from the index
+            chunks = {chunk.token_ids: chunk for chunk in self.chunks(document_ids)}
+            lacking, nbytes = entries.lacking(list(chunks.values()))
+            if on_begin is not None:
+                on_begin(len(lacking), nbytes)
+            report = entries.warm(lacking, on_encode, check, evict=False, watch=watch)
         return replace(report, present=report.present + len(chunks) - len(lacking))
 
     def delete(self, document_ids: str | Iterable[str]) -> IngestReport:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ragkv import Engine, EngineConfig, StoreConfig
+from ragkv.entries import Entries
 from ragkv.errors import RagKVError
 from ragkv.retrieval import Document
 from ragkv.retrieval.rag import Rag, sweep
@@ -107,3 +108,19 @@ def test_a_chunk_has_the_source_of_its_passage_as_metadata(rag: Rag) -> None:
         "b",
         (0, 29),
     )
+
+
+def test_a_document_that_is_deleted_while_it_is_ingested_leaves_no_entry(
+    rag: Rag, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deletion is answered after its passages were read, and before any is computed."""
+    lacking = Entries.lacking
+
+    def deleted_meanwhile(self: Entries, chunks: Any) -> Any:
+        found = lacking(self, chunks)
+        rag.delete("a")
+        return found
+
+    monkeypatch.setattr(Entries, "lacking", deleted_meanwhile)
+    assert rag.ingest(DOCUMENTS).kv.encoded == 1
+    assert not rag.engine.entries.has(rag.engine.chunk(DOCUMENTS[0].text).token_ids)
