@@ -105,8 +105,11 @@ class ChunkCatalogue:
         requests.
         """
         with self._lock:
-            texts = [alike[-1].text for alike in self._ingested.values()]
-        self._engine.entries.warm_soon([self._engine.chunk(text) for text in texts], last=True)
+            texts = {key: alike[-1].text for key, alike in self._ingested.items()}
+        chunks = {key: self._engine.chunk(text) for key, text in texts.items()}
+        with self._lock:  # a deletion forgets the text first, and then what waits
+            known = [chunk for key, chunk in chunks.items() if key in self._ingested]
+            self._engine.entries.warm_soon(known, last=True)
 
     def documents_of(
         self, matches: Sequence[TextMatch], given: Iterable[ChatDocument]
@@ -199,8 +202,13 @@ class Forms:
     @staticmethod
     def _append(path: Path, token_ids: tuple[int, ...]) -> None:
         try:
-            with open(path, "a", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-                file.write(json.dumps(token_ids) + "\n")
+            with open(path, "ab+", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+                file.seek(0, os.SEEK_END)
+                if file.tell():
+                    file.seek(-1, os.SEEK_END)
+                    if file.read(1) != b"\n":  # a kill or a full disk cut the last line
+                        file.write(b"\n")
+                file.write(json.dumps(token_ids).encode() + b"\n")
         except OSError as error:
             log.warning(
                 "A form is not noted in %s (%s): after a restart its KV outlives its passage.",

@@ -65,3 +65,12 @@ def test_too_many_forms_are_deleted_before_the_next_one(
         forms.add((number,))
     assert engine.deleted == [(number,) for number in range(5)]
     assert (tmp_path / FORMS_FILE).read_text() == "[5]\n"
+
+
+def test_a_form_after_a_line_that_was_cut_is_known_after_a_restart(tmp_path: Path) -> None:
+    (tmp_path / FORMS_FILE).write_text("[9]\n[1, 2")
+    engine = Engine(tmp_path)
+    engine.fails = False
+    Forms(engine).add((3,))  # type: ignore[arg-type]
+    Forms(engine).delete()  # type: ignore[arg-type]
+    assert engine.deleted == [(9,), (3,)]
