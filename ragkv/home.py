@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from .config import EngineConfig
 from .errors import ConfigError
-from .runtime import make_private_folder, read_own, replace_file
+from .runtime import aside_of, make_private_folder, read_own, replace_file
 from .runtime.setting_values import Default
 
 NAMES = ("smollm2",)  # the models that have a name; the first is the default
@@ -127,10 +127,14 @@ def kept_at(path: str | Path) -> Mapping[str, Any]:
         kept = read_own(file, _checked) if file.exists() else {}
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error}. Check who may read it.") from error
-    if kept is None:
+    aside = aside_of(file)
+    # also after a restart: with other settings than its own the home's KV would be useless
+    if kept is None or (not kept and aside.exists()):
         raise ConfigError(
-            f"{file}, which says what this home was made with, was damaged and is moved aside. Put "
-            "a copy of it back, or ingest again."
+            f"{file}, which says what this home was made with, was damaged and lies at "
+            f"{aside if aside.exists() else file}. "
+            "Put a copy of it back; or delete the damaged one, and ingest again with the model and "
+            "the settings that it had."
         )
     return kept
 

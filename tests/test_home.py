@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import errno
 import json
 import pickle
 from collections.abc import Callable
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 
 from ragkv import EngineConfig, FusionConfig, PromptConfig, StoreConfig
+from ragkv.errors import ConfigError
 from ragkv.home import FILE, KEPT, KnownHome
 from ragkv.runtime.setting_values import Default, overlay
+from tests.faults import os_error, raising
 
 # Other values than the defaults, as a home may keep them.
 OTHERS = {
@@ -149,3 +152,29 @@ def test_a_home_of_earlier_versions_has_null_for_what_was_not_given(home: Path) 
 def test_a_default_equals_the_same_text() -> None:
     assert Default("auto") == "auto" and hash(Default("auto")) == hash("auto")
     assert json.dumps(Default("auto")) == '"auto"'
+
+
+def test_a_home_whose_file_was_damaged_is_refused_until_it_is_mended_or_begun_anew(
+    home: Path,
+) -> None:
+    sound = (home / FILE).read_bytes()
+    (home / FILE).write_bytes(sound[:-3])
+    for _ in range(3):  # a supervisor starts it again and again
+        with pytest.raises(ConfigError, match="ingest again"):
+            KnownHome.at(home)
+    aside = home / f"{FILE}.damaged"
+    assert aside.read_bytes() == sound[:-3]
+    (home / FILE).write_bytes(sound)
+    assert KnownHome.at(home).kept["settings"] == OTHERS
+    (home / FILE).unlink()
+    aside.unlink()
+    assert KnownHome.at(home, "m").kept == {}
+
+
+def test_a_damaged_home_that_cannot_be_written_is_said_to_lie_where_it_is(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / FILE).write_bytes(b"{")
+    monkeypatch.setattr(Path, "replace", raising(os_error(errno.EROFS)))
+    with pytest.raises(ConfigError, match=f"lies at {home / FILE}\\."):
+        KnownHome.at(home)

@@ -10,6 +10,7 @@ import logging
 import threading
 from pathlib import Path
 
+from ragkv.errors import StoreError
 from ragkv.runtime import make_private_folder, replace_file
 from ragkv.store.entry import EntryKey
 
@@ -21,7 +22,7 @@ class Tombstones:
 
     def __init__(self, path: Path | None) -> None:
         """Read the keys noted in `path`. With `None` they stay in memory, and a restart forgets
-        them.
+        them. Raises `StoreError` if the file cannot be read now: the next note would replace it.
         """
         self.keys: frozenset[EntryKey] = frozenset() if path is None else _read(path)
         self._path = path
@@ -61,7 +62,12 @@ def _read(path: Path) -> frozenset[EntryKey]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return frozenset()
-    except (OSError, RecursionError, ValueError) as error:
+    except OSError as error:
+        raise StoreError(
+            f"Pending deletions in {path} cannot be read: {error}. Without them deleted text would "
+            "stay on the server: check who may read the file, and begin again."
+        ) from error
+    except (RecursionError, ValueError) as error:
         log.error(
             "Pending deletions in %s cannot be read: %s. Delete those documents again.", path, error
         )

@@ -8,6 +8,7 @@ from .byte_cache import ByteCache, cached_by_bytes
 from .closing import Closing
 from .files import (
     DAMAGED,
+    aside_of,
     cache_folder,
     examples,
     is_missing,
@@ -77,6 +78,7 @@ __all__ = [
     "no_check",
     "only_owner_writes",
     "openmp",
+    "aside_of",
     "read_own",
     "release_memory",
     "replace_file",

@@ -124,8 +124,14 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def aside_of(path: Path) -> Path:
+    """Where `read_own` moves a damaged file of that name."""
+    return path.with_name(f"{path.name}.damaged")
+
+
 def read_own(path: Path, parse: Callable[[Any], T]) -> T | None:
     """What `parse` makes of the JSON in `path`; `None` without such a file, or if it is damaged.
+    Later it is a file that is not there: who must not begin anew looks at `aside_of`.
 
     `parse` raises one of `DAMAGED` for values that are wrong. Raises `OSError`.
     """
@@ -138,7 +144,7 @@ def read_own(path: Path, parse: Callable[[Any], T]) -> T | None:
         json.dumps(values, ensure_ascii=False).encode()  # half a character is in no file of ours
         return parse(values)
     except DAMAGED as error:
-        aside = path.with_name(f"{path.name}.damaged")
+        aside = aside_of(path)
         try:
             path.replace(aside)
         except OSError:

@@ -7,23 +7,19 @@ the stored KV. `clear` deletes both.
 
 import hashlib
 import json
-import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import BaseMessage, messages_from_dict, messages_to_dict
 
 from ragkv.chat import PlainMessage
-from ragkv.errors import InputError, RagKVError
-from ragkv.runtime import DAMAGED, make_private_folder, replace_file
+from ragkv.errors import InputError, RagKVError, SessionUnavailableError
+from ragkv.runtime import aside_of, make_private_folder, read_own, replace_file
 
 from .chat import ChatRagKV
 from .messages import chat_input
-
-log = logging.getLogger(__name__)
 
 _lock = threading.Lock()  # for all histories, in files and in memory; each access is short
 
@@ -74,15 +70,12 @@ class RagKVChatMessageHistory(BaseChatMessageHistory):
         if path is None:
             return list(self._llm.shared.histories.get(self.session_id, ()))
         try:
-            saved: dict[str, Any] = json.loads(path.read_text("utf-8"))
-            return messages_from_dict(saved["messages"])
-        except FileNotFoundError:
-            return []
-        except (OSError, *DAMAGED) as error:
-            log.warning(
-                "The history of %r cannot be read (%s). It starts empty.", self.session_id, error
-            )
-            return []
+            return read_own(path, lambda saved: messages_from_dict(saved["messages"])) or []
+        except OSError as error:  # the next message would replace a history that may be sound
+            raise SessionUnavailableError(
+                f"The history of {self.session_id!r} cannot be read: {error}. It was left as it is: "
+                "ask again, or check the disk and who may read the file."
+            ) from error
 
     def _write(self, messages: Sequence[BaseMessage]) -> None:
         path = self._path()
@@ -92,6 +85,7 @@ class RagKVChatMessageHistory(BaseChatMessageHistory):
         make_private_folder(path.parent)
         if not messages:
             path.unlink(missing_ok=True)
+            aside_of(path).unlink(missing_ok=True)  # of an earlier one that was damaged
             return
         text = json.dumps(
             {"session_id": self.session_id, "messages": messages_to_dict(messages)},

@@ -1,5 +1,6 @@
 """A list of messages that continues an earlier list finds its session; no other list does."""
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,9 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from langchain_core.runnables.history import RunnableWithMessageHistory
 
 from ragkv import EngineConfig, StoreConfig
-from ragkv.errors import InputError
+from ragkv.errors import InputError, SessionUnavailableError
 from ragkv.integrations.langchain import ChatRagKV, RagKVChatMessageHistory, close_engines
+from tests.faults import os_error, raising
 from tests.reader import READER
 
 from .helpers import A, chat, documents, kv
@@ -205,3 +207,23 @@ class TestHistories:
         assert [one.type for one in RagKVChatMessageHistory("s", llm).messages] == ["human", "ai"]
         file.write_text("{ broken")
         assert RagKVChatMessageHistory("s", llm).messages == []
+
+    def test_a_history_that_cannot_be_read_is_left_alone_and_a_damaged_one_moved_aside(
+        self, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        llm = chat(tiny, config=EngineConfig(store=StoreConfig(directory=str(tmp_path))))
+        history = RagKVChatMessageHistory("s", llm)
+        history.add_messages([HumanMessage("Who?"), AIMessage("She.")])
+        (file,) = (tmp_path / "histories").iterdir()
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_bytes", raising(os_error(errno.EMFILE)))
+            patch.setattr(Path, "read_text", raising(os_error(errno.EMFILE)))
+            with pytest.raises(SessionUnavailableError, match="ask again"):
+                history.add_messages([HumanMessage("And why?")])
+        assert len(history.messages) == 2
+        file.write_text("{ broken")
+        history.add_messages([HumanMessage("And why?")])
+        assert len(history.messages) == 1
+        assert [one.read_text() for one in file.parent.glob("*.damaged")] == ["{ broken"]
+        history.clear()
+        assert not list(file.parent.iterdir())
