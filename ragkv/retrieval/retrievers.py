@@ -18,7 +18,7 @@ from ragkv.errors import MissingExtraError
 from ragkv.runtime.words import Word, words
 
 from .filters import EVERYTHING, Condition
-from .index_reads import IndexReads
+from .index_file import IndexReads
 from .values import Vectors
 
 # K in the paper of reciprocal-rank fusion.

@@ -2,6 +2,7 @@
 
 from .background_turns import BackgroundTurns
 from .decode_batch import DecodeBatch
-from .scheduler import QueueStats, Scheduler, SharedCompute, Work
+from .queue_stats import QueueStats
+from .scheduler import Scheduler, SharedCompute, Work
 
 __all__ = ["BackgroundTurns", "DecodeBatch", "QueueStats", "Scheduler", "SharedCompute", "Work"]

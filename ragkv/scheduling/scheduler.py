@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,22 +28,11 @@ from ragkv.store import PrefetchHint, Store
 
 from .decode_batch import DecodeBatch
 from .joint_prefills import JointPrefills
+from .queue_stats import QueueStats
 
 # Short prompts are admitted beyond `workers` while all admitted prompts together have at most so
 # many tokens. They plan and read ahead, and then share a pass.
 JOINT_TOKENS = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class QueueStats:
-    """The queue now, and counts of requests since the engine was built."""
-
-    waiting: int  # now
-    admitted: int  # now: planning or prefilling
-    served: int  # whose prefill ended
-    refused: int  # the queue was full
-    expired: int  # their deadline passed while they waited, prefilled or decoded
-    cancelled: int  # cancelled while they waited, prefilled or decoded
 
 
 class Work:

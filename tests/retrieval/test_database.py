@@ -4,12 +4,14 @@ import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ragkv.errors import CancelledError, StoreError
-from ragkv.retrieval import Database, Document, Index, Splitter, index_bytes, look_into
-from ragkv.retrieval.index_file import FILE
+from ragkv.retrieval import Document, Index, Splitter, index_bytes, index_schema, look_into
+from ragkv.retrieval.database import open_database
+from ragkv.retrieval.index_schema import FILE
 from ragkv.runtime import PausingCheck
 
 
@@ -17,14 +19,14 @@ def test_a_look_into_an_index_that_is_deleted_at_the_same_moment_finds_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "index"
-    Database(folder).close()
-    connect = Database._connect
+    open_database(folder).close()
+    uri_of = index_schema._uri
 
-    def deleted_first(self: Database) -> sqlite3.Connection:
+    def deleted_first(*where: Any) -> str:
         shutil.rmtree(folder)
-        return connect(self)
+        return uri_of(*where)
 
-    monkeypatch.setattr(Database, "_connect", deleted_first)
+    monkeypatch.setattr(index_schema, "_uri", deleted_first)
     with look_into(folder) as database:
         assert database is None
     assert not folder.exists()

@@ -318,8 +318,8 @@ def test_an_index_of_a_later_format_is_refused(tmp_path: Path) -> None:
 def test_a_full_disk_is_an_error_that_leaves_the_index_unchanged(tmp_path: Path) -> None:
     with Index(tmp_path, splitter=word_splitter()) as index:
         index.ingest([A])
-        pages = index._rows("PRAGMA page_count")[0][0]
-        index._rows(f"PRAGMA max_page_count = {pages}")  # SQLite then reports a full disk
+        pages = index.file.rows("PRAGMA page_count")[0][0]
+        index.file.rows(f"PRAGMA max_page_count = {pages}")  # SQLite then reports a full disk
         with pytest.raises(StoreError, match="Free some space"):
             index.ingest([Document("big", "word " * 100_000)])
         assert index.document_ids() == ["a"]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ragkv.api.documents.deletions import FILE, DeletionJournal
-from ragkv.retrieval.database import Database, state_of
-from ragkv.retrieval.index_file import FILE as INDEX
+from ragkv.retrieval.database import open_database, state_of
+from ragkv.retrieval.index_schema import FILE as INDEX
 from ragkv.runtime import sqlite_files
 from ragkv.store import EntryKey
 
@@ -35,7 +35,7 @@ def look_at_journal(folder: Path) -> None:
 
 
 def open_index(folder: Path) -> None:
-    Database(folder).close()
+    open_database(folder).close()
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_looking_at_a_file_leaves_it_locked(
     tmp_path: Path, name: str, look: Callable[[Path], object]
 ) -> None:
     DeletionJournal(tmp_path).add([EntryKey("a" * 64)])
-    Database(tmp_path).close()
+    open_database(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / name, isolation_level=None)) as connection:
         assert another_process_may_write(tmp_path / name)
         connection.execute("BEGIN IMMEDIATE")

@@ -90,7 +90,7 @@ class KnownPassages:
     def _read(self, key: CollectionKey, known: _Known) -> None:
         """Know the passages that a collection has now, and forget those that it had."""
         with look_into(key.path) as database:
-            numbers = [] if database is None else database.text_numbers()
+            numbers = [] if database is None else database.reads.text_numbers()
             gone = known.keys.keys() - set(numbers)
             self._forget([known.keys.pop(number) for number in gone])
             new = [number for number in numbers if number not in known.keys]

@@ -174,7 +174,7 @@ class RagCorpus(Closing):
         reader.run(paths)
         if options.on_indexed is not None:
             options.on_indexed()
-        embedded = self.index.embed(options.on_embed)
+        embedded = self.index.writer.embed(options.on_embed)
         index = replace(_joined(reader.reports, reader.documents), embedded_texts=embedded)
         kv = self.encode(reader.documents if encode else (), on_encode)
         return RagIngestReport(index, kv, reader.deleted_entries, tuple(reader.outcomes))

@@ -234,7 +234,7 @@ class FileReader:
         check_not_blank(path, data)
         record = self._record_of(path, data, read_ns)
         if known is not None and known.digest == record.digest:
-            self._index.put_file(replace(record, documents=known.documents))
+            self._index.writer.put_file(replace(record, documents=known.documents))
             return self._unchanged(known, shown)
         return self._put(path, shown, data, record)
 
@@ -269,7 +269,7 @@ class FileReader:
         status: FileStatus = "changed" if is_changed else "added" if report.added else "unchanged"
         if status == "added" and (old := self._gone.pop(record.digest, None)) is not None:
             # The texts are in the index under the new name, so no KV is deleted with the old one.
-            self._changed(self._index.delete_file(old))
+            self._changed(self._index.writer.delete_file(old))
             status = "moved"
             reason = "; ".join(filter(None, (f"it was {old}", reason)))
         return FileOutcome(shown, status, printable(reason), ids)
@@ -286,7 +286,7 @@ class FileReader:
             if not is_inside or known in seen or os.path.lexists(known):
                 continue
             if self._options.prune:
-                self._changed(self._index.delete_file(known))
+                self._changed(self._index.writer.delete_file(known))
                 outcome = FileOutcome(printable(known), "deleted")
             else:
                 outcome = FileOutcome(printable(known), "gone", GONE)

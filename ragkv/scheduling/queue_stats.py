@@ -1,0 +1,15 @@
+"""What a scheduler says of its queue."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """The queue now, and counts of requests since the engine was built."""
+
+    waiting: int  # now
+    admitted: int  # now: planning or prefilling
+    served: int  # whose prefill ended
+    refused: int  # the queue was full
+    expired: int  # their deadline passed while they waited, prefilled or decoded
+    cancelled: int  # cancelled while they waited, prefilled or decoded
