@@ -10,6 +10,7 @@ blocks are then evicted like any entry that is not used.
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -19,11 +20,13 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 from weakref import WeakSet, WeakValueDictionary
 
+import torch
+
 from ragkv.config import EngineConfig
 from ragkv.errors import InputError, SessionUnavailableError
 from ragkv.model import Adapter
 from ragkv.prompt import ServedPrompt, Task
-from ragkv.prompt.history import BlockWriter, SessionState
+from ragkv.prompt.history import Block, BlockWriter, SessionState
 from ragkv.prompt.template import TemplateRuns
 from ragkv.store import EntryKey
 
@@ -62,7 +65,7 @@ class Conversations(ConversationUpkeep):
     _loading: threading.Lock = field(default_factory=threading.Lock, init=False)
     # Guards the fields below. No thread waits for a session, a disk or a server while it holds this
     # lock.
-    _lock: threading.RLock = field(default_factory=threading.RLock, init=False)
+    _lock: threading.Condition = field(default_factory=threading.Condition, init=False)
     _live: WeakValueDictionary[str, Session] = field(
         default_factory=WeakValueDictionary, init=False
     )
@@ -70,6 +73,10 @@ class Conversations(ConversationUpkeep):
     # when the states seen here were used, by id, to notice older ones
     _seen_at: dict[str, float] = field(default_factory=dict, init=False)
     _turns: set[Turn] = field(default_factory=set, init=False)  # under way
+    # the keys of histories that become those of other conversations now
+    _copying: list[set[EntryKey]] = field(default_factory=list, init=False)
+    # the blocks that are just being deleted; more than once, by several threads
+    _dropping: Counter[EntryKey] = field(default_factory=Counter, init=False)
     _swept_at: float = field(default=0.0, init=False)
 
     @property
@@ -179,14 +186,9 @@ class Conversations(ConversationUpkeep):
 
         `session_id` is the group of its blocks; `notes` are for the report of its first turn.
         """
-        session = Session(
-            self,
-            session_id,
-            self._empty() if past is None else past.state,
-            tuple(notes),
-            saved=False,
-        )
-        with self._lock:
+        with self._lock:  # so that no block of the past is deleted in between
+            state = self._empty() if past is None else past.state
+            session = Session(self, session_id, state, tuple(notes), saved=False)
             self._unsaved.add(session)
         return session
 
@@ -223,21 +225,33 @@ class Conversations(ConversationUpkeep):
                 self.clear(session)
             self.sweep()
 
-    def commit(self, session: Session, state: SessionState) -> None:
-        """Replace the session's state, save it, and delete the blocks that no history has any more.
+    def commit(self, session: Session, change: Callable[[SessionState], SessionState]) -> None:
+        """Change the session's state, save it, and delete the blocks that no history has any more.
 
         If it raises, the session's state is unchanged.
         """
-        state = replace(state, used_at=self.clock())
-        before = session.state
         # In one step with what `_set_ttl` saves; but nothing waits for a server under the lock.
         with nullcontext() if self.storage.shared else self._lock:
+            before = session.state
+            state = replace(change(before), used_at=self.clock())
             if session.saved:
                 self.storage.save(session, state)
-            session.state = state
+            with self._lock:
+                if session.state.ttl_s != before.ttl_s:  # set while the server was waited for
+                    state = replace(state, ttl_s=session.state.ttl_s)
+                session.state = state
         self._saw(session)
         if unused := self._keys(before) - self._keys(state):
             self.block_writer.then(partial(self.drop, unused))
+
+    def save(self, block: Block, kv: torch.Tensor, group: str, wait_s: float) -> bool:
+        """See `BlockWriter.save`. A block that is just being deleted is stored after that."""
+        until = time.monotonic() + wait_s
+        key = self.block_writer.key(block)
+        with self._lock:
+            if not self._lock.wait_for(lambda: key not in self._dropping, wait_s):
+                return False
+        return self.block_writer.save(block, kv, group, max(0.0, until - time.monotonic()))
 
     def wait_saved(self, session: Session, timeout_s: float) -> str | None:
         """Return when the session's last state survives a crash; a note if that is not so within
@@ -251,7 +265,7 @@ class Conversations(ConversationUpkeep):
         if session.saved and self.storage.shared:
             self.storage.delete(session.session_id)
         with self._lock:
-            session.state = self._empty(before.ttl_s)
+            session.state = self._empty(session.state.ttl_s)
             session.version = None
             session.notes = ()
             self._seen_at.pop(session.session_id, None)

@@ -54,6 +54,7 @@ class Session:
         self.lock = threading.Lock()
         self.state = state
         self.notes = notes  # for the report of the next turn
+        self._noting = threading.Lock()  # a turn and the write of the one before change them
         self.version: str | None = None  # the storage's name of `state`; None: it does not keep it
         self.first_title = ""  # the title from the next turn on, unless it has one
         # the last one to disk; its result is a note if it failed
@@ -81,6 +82,18 @@ class Session:
     def history(self) -> History:
         """What the next turn builds on."""
         return self.state.history
+
+    def note(self, *notes: str) -> None:
+        """Add sentences for the report of the next turn, each once."""
+        with self._noting:
+            self.notes = tuple(dict.fromkeys((*self.notes, *notes)))
+
+    def take_notes(self, told: Sequence[str]) -> tuple[str, ...]:
+        """Remove the notes that were `told`; returns them."""
+        with self._noting:
+            taken = tuple(note for note in self.notes if note in told)
+            self.notes = tuple(note for note in self.notes if note not in told)
+        return taken
 
     def wait_saved(self, timeout_s: float) -> str | None:
         """Return when the last turn survives a crash; a note for its report if that is not so
@@ -122,7 +135,9 @@ class Session:
                     f"Cannot rewind {turns} turns: {self.session_id!r} has {len(past)}, and goes "
                     f"back by at least 1 and at most {REWINDABLE}."
                 )
-            self.owner.commit(self, replace(self.state, turns=past[:-turns], history=began))
+            self.owner.commit(
+                self, lambda state: replace(state, turns=past[:-turns], history=began)
+            )
 
     def discard(self, ranges: Iterable[tuple[int, int]]) -> int:
         """Drop these ranges of indices from the history now; returns how many tokens were
@@ -153,16 +168,15 @@ class Session:
                 at += len(block)
             parts = (Part(PartKind.CHUNK, at),) if at else ()
             if len(history) > at:
-                self.owner.commit(
-                    self, replace(self.state, turns=(), history=History(tuple(blocks), (), parts))
-                )
+                kept = History(tuple(blocks), (), parts)
+                self.owner.commit(self, lambda state: replace(state, turns=(), history=kept))
             return at
 
     def _replace(self, history: History) -> int:
         """Make `history` the conversation's; returns how many tokens fewer it has."""
         before = self.state.history
         if history is not before:
-            self.owner.commit(self, replace(self.state, history=history))
+            self.owner.commit(self, lambda state: replace(state, history=history))
         return len(before) - len(history)
 
     def check_exists(self) -> None:

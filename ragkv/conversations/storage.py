@@ -281,7 +281,7 @@ class FolderStorage(SessionStorage):
             )
             note = f"the conversation could not be written to disk ({error.strerror})"
             self._unwritten[session.session_id] = session
-            session.notes = (note,)
+            session.note(note)
             return note
         self._unwritten.pop(session.session_id, None)
         return None

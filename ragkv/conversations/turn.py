@@ -125,21 +125,22 @@ class Turn(Closing):
         history = History(tuple(self._blocks), whole[self._at :], self._history.parts + own_parts)
         turns = with_turn(self._before.turns, self._before.history, self._owner.clock())
         notes = self._wait_for_writer()
-        state = self._session.state
-        title = state.title or self._session.first_title
-        self._commit(replace(state, turns=turns, history=history, title=title))
+        title = self._session.first_title
+        self._commit(
+            lambda state: replace(state, turns=turns, history=history, title=state.title or title)
+        )
         self._ended = True
         self._drop_unused()
         return notes
 
-    def _commit(self, state: SessionState) -> None:
-        """Commit the session's state. Its notes were reported, and stay only if this raises."""
-        told = self._session.notes
-        self._session.notes = ()  # before the commit: the write that it begins may leave a new one
+    def _commit(self, change: Callable[[SessionState], SessionState]) -> None:
+        """Commit the session's state. Notes that this turn's report has stay only if this raises."""
+        # before the commit: the write that it begins may leave the same one again
+        told = self._session.take_notes(self._prompt.notes)
         try:
-            self._owner.commit(self._session, state)
+            self._owner.commit(self._session, change)
         except BaseException:
-            self._session.notes = told
+            self._session.note(*told)
             raise
 
     def close(self) -> None:
@@ -196,7 +197,7 @@ class Turn(Closing):
         first = made.record.start
         self._saved.append(self._writer.key(block))
         kv = made.record.kv[:, :, :, self._at - first : stop - first]
-        self._unsaved.append(partial(self._writer.save, block, kv, self._group))
+        self._unsaved.append(partial(self._owner.save, block, kv, self._group))
         self._hand_over(0.0)
         return block
 
@@ -251,7 +252,6 @@ class Turn(Closing):
 
     def _drop_unused(self) -> None:
         """Delete the blocks that were saved and are in no history."""
-        assert self._session is not None
         used = {self._writer.key(block) for block in self._session.state.history.blocks}
         if unused := set(self._saved) - used:
             self._writer.then(partial(self._owner.drop, unused))

@@ -5,8 +5,9 @@ over. A turn needs none of this.
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -35,10 +36,12 @@ class ConversationUpkeep(ABC):
     block_writer: BlockWriter
     clock: Callable[[], float]
     _storage: SessionStorage | None  # opened with the first use
-    _lock: threading.RLock
+    _lock: threading.Condition
     _live: WeakValueDictionary[str, Session]
     _unsaved: WeakSet[Session]
     _turns: set[Turn]  # under way
+    _copying: list[set[EntryKey]]
+    _dropping: Counter[EntryKey]
     _deletions: "SharedDeletions | None"
 
     @property
@@ -51,7 +54,7 @@ class ConversationUpkeep(ABC):
         """See `Conversations.session`."""
 
     @abstractmethod
-    def commit(self, session: Session, state: SessionState) -> None:
+    def commit(self, session: Session, change: Callable[[SessionState], SessionState]) -> None:
         """See `Conversations.commit`."""
 
     @abstractmethod
@@ -128,20 +131,34 @@ class ConversationUpkeep(ABC):
 
     def fork(self, session: Session, session_id: str) -> Session:
         """A conversation of that id with the same past, without a turn that is under way."""
-        past = session.state
-        other = self.session(session_id)
-        if other is session:
-            raise InputError(
-                f"{session_id!r} is the id of the conversation to be forked itself: choose another."
-            )
-        with other.held():
-            if other.turns:
+        with self._copied(session) as past:
+            other = self.session(session_id)
+            if other is session:
                 raise InputError(
-                    f"There is a conversation {session_id!r} already: choose another id, or "
-                    "delete it."
+                    f"{session_id!r} is the id of the conversation to be forked itself: choose "
+                    "another."
                 )
-            self.commit(other, replace(past, created_at=self.clock()))
+            with other.held():
+                if other.turns:
+                    raise InputError(
+                        f"There is a conversation {session_id!r} already: choose another id, or "
+                        "delete it."
+                    )
+                self.commit(other, lambda _: replace(past, created_at=self.clock()))
         return other
+
+    @contextmanager
+    def _copied(self, session: Session) -> Iterator[SessionState]:
+        """The session's state, none of whose blocks is deleted before another session has it."""
+        with self._lock:
+            past = session.state
+            keys = self._keys(past)
+            self._copying.append(keys)
+        try:
+            yield past
+        finally:
+            with self._lock:
+                self._copying.remove(keys)
 
     def delete(self, session: Session) -> None:
         """Clear a session for good."""
@@ -169,13 +186,20 @@ class ConversationUpkeep(ABC):
         """
         if not (dropped := set(keys)):
             return
+        # Noted before it is asked what is used: a turn that needs one of them saves it afterwards.
+        # What is saved while the writer's own thread drops is stored afterwards anyway.
+        noted = set() if self.block_writer.worker.is_current else dropped
+        with self._lock:
+            self._dropping.update(noted)
         try:
-            dropped -= self._used_keys()
+            for key in dropped - self._used_keys():
+                self.block_writer.delete(key)
         except SessionUnavailableError as error:
             log.warning("Blocks of a conversation were not deleted: %s", error)
-            return
-        for key in dropped:
-            self.block_writer.delete(key)
+        finally:
+            with self._lock:
+                self._dropping -= Counter(noted)
+                self._lock.notify_all()
 
     def drop_orphans(self) -> int:
         """Have the blocks on this machine deleted that are in no conversation; returns how many
@@ -222,7 +246,7 @@ class ConversationUpkeep(ABC):
         """The keys of the blocks that turns under way or histories have, of any replica."""
         # In this order: a block belongs to a turn until its conversation is committed.
         with self._lock:
-            used = {key for turn in self._turns for key in turn.saved_keys}
+            used = {key for turn in self._turns for key in turn.saved_keys}.union(*self._copying)
             unsaved = tuple(self._unsaved)
         used.update(*(self._keys(session.state) for session in unsaved))
         return used.union(*(summary.keys for summary in self.storage.summaries()))

@@ -55,6 +55,11 @@ class Background(Generic[E]):
         with self._changed:
             return self._pending_bytes
 
+    @property
+    def is_current(self) -> bool:
+        """Whether its thread asks: what is submitted now is done after what it does now."""
+        return threading.current_thread() is self._thread
+
     def submit(self, job: Job[E], wait_s: float = 0.0) -> bool:
         """Queue `job`; `False`, without calling anything, if its bytes do not fit or the thread is
         closing.
@@ -93,7 +98,7 @@ class Background(Generic[E]):
         Does nothing when called by the background thread itself: jobs for `key` that wait then were
         submitted later.
         """
-        if threading.current_thread() is self._thread:
+        if self.is_current:
             return False
         with self._changed:
             dropped = [job for job in self._jobs if job.key == key]

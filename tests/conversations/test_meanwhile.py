@@ -1,0 +1,123 @@
+"""What changes a conversation while a turn, a copy or a deletion of it is under way."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from ragkv import Engine
+from ragkv.conversations import Conversations
+from ragkv.prompt.history import BlockWriter
+from tests.scheduling.helpers import begin
+
+from .helpers import ask, is_full_prefill, question, talk
+
+
+def test_a_time_to_live_that_is_set_while_a_turn_ends_is_kept(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = talk(engine, turns=1)
+    commit = Conversations.commit
+
+    def set_before(self: Conversations, *arguments: Any) -> None:
+        monkeypatch.undo()
+        engine.session("s", ttl_s=50)
+        commit(self, *arguments)
+
+    monkeypatch.setattr(Conversations, "commit", set_before)
+    ask(engine, session, 1)
+    assert (session.turns, session.state.ttl_s) == (2, 50)
+    engine.flush()
+    (summary,) = engine.conversations.storage.summaries()
+    assert summary.ttl_s == 50
+
+
+def test_a_note_that_comes_during_a_turn_is_in_the_report_of_the_next_one(engine: Engine) -> None:
+    session = talk(engine, turns=1)
+    session.note("old")
+    stream = engine.stream(question(1), session=session, max_new_tokens=4, min_new_tokens=4)
+    next(stream)
+    session.note("new")
+    *_, answer = stream
+    assert "old" in answer.reuse.notes and "new" not in answer.reuse.notes
+    assert session.notes == ("new",)
+    assert ask(engine, session, 2).reuse.notes == ("new",)
+    assert session.notes == ()
+
+
+def test_a_block_that_a_turn_saves_while_another_conversation_drops_it_is_kept(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two conversations of the same words have the same exact blocks; one is reset."""
+    first = talk(engine, "a", turns=1)
+    engine.flush()
+    other = engine.session("b")
+    used_keys, asked, go_on = Conversations._used_keys, threading.Event(), threading.Event()
+
+    def slow(self: Conversations) -> Any:
+        used = used_keys(self)
+        asked.set()
+        assert go_on.wait(60)
+        return used
+
+    monkeypatch.setattr(Conversations, "_used_keys", slow)
+    resetting = begin(first.reset)
+    assert asked.wait(60)
+    stream = engine.stream(question(0), session=other, max_new_tokens=4, min_new_tokens=4)
+    for _ in range(3):
+        next(stream)
+    go_on.set()
+    resetting.join(60)
+    monkeypatch.undo()
+    list(stream)
+    engine.flush()
+    writer = engine.conversations.block_writer
+    assert all(writer.stored(writer.key(block)) for block in other.history.blocks)
+    assert is_full_prefill(engine, other, 1).reuse.notes == ()
+    assert not engine.conversations._dropping
+
+
+@pytest.mark.parametrize("end", ["reset", "delete", "rewind"])
+def test_a_fork_keeps_the_blocks_of_a_conversation_that_ends_meanwhile(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    session = talk(engine, turns=2)
+    find = Conversations.session
+
+    def ended_before(self: Conversations, *arguments: Any) -> Any:
+        monkeypatch.undo()
+        getattr(session, end)()
+        engine.flush()
+        return find(self, *arguments)
+
+    monkeypatch.setattr(Conversations, "session", ended_before)
+    fork = session.fork("copy")
+    engine.flush()
+    assert is_full_prefill(engine, fork, 2).reuse.notes == ()
+
+
+def test_an_unsaved_copy_keeps_the_blocks_of_a_conversation_that_ends_meanwhile(
+    engine: Engine,
+) -> None:
+    session = talk(engine, turns=2)
+    copy = engine.conversations.unsaved("copy", session)
+    session.delete()
+    engine.flush()
+    assert is_full_prefill(engine, copy, 2).reuse.notes == ()
+
+
+def test_a_save_waits_for_a_deletion_only_as_long_as_it_may(engine: Engine) -> None:
+    session = talk(engine, turns=1)
+    engine.flush()
+    conversations = engine.conversations
+    block = session.history.blocks[0]
+    writer: BlockWriter = conversations.block_writer
+    lease = writer.lease(block)
+    assert lease is not None
+    kv = lease.read_encoded().layers
+    lease.close()
+    conversations._dropping[writer.key(block)] += 1
+    assert not conversations.save(block, kv, "s", 0.0)
+    assert not conversations.save(block, kv, "s", 0.01)
+    conversations._dropping.clear()
+    assert conversations.save(block, kv, "s", 0.0)
