@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -225,14 +225,16 @@ def _tried(parts: Sequence[tuple[str, str]], check: Check) -> int:
     too busy, and what `check` raises.
     """
     command = [sys.executable, "-P", trial.__file__, f"{COMPILE_S:g}", str(COMPILE_BYTES)]
-    given: bytes | None = json.dumps(parts).encode()
     ends = time.monotonic() + WAIT_S
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
+        # on a thread: what a pipe does not hold is written as fast as the process reads
+        giving = threading.Thread(target=_give, args=(process.stdin, json.dumps(parts).encode()))
+        process.stdin = None
+        giving.start()
         try:
-            while (told := _told(process, given)) is None:
-                given = None
+            while (told := _told(process)) is None:
                 check()
                 if time.monotonic() > ends:
                     raise DeadlineError(
@@ -241,6 +243,7 @@ def _tried(parts: Sequence[tuple[str, str]], check: Check) -> int:
                     )
         finally:
             process.kill()
+            giving.join()
     if process.returncode == -signal.SIGPROF:
         raise SchemaError("", f"it takes more than {COMPILE_S:g} s to compile")
     if process.returncode != 0:  # llguidance ends the process that gets no memory
@@ -248,10 +251,16 @@ def _tried(parts: Sequence[tuple[str, str]], check: Check) -> int:
     return int(told) + sum(len(text) for _, text in parts)
 
 
-def _told(process: "subprocess.Popen[bytes]", given: bytes | None) -> bytes | None:
-    """What a process has written, after it has read all of `given`; `None` while it runs."""
+def _give(pipe: IO[bytes], data: bytes) -> None:
+    """Write `data` to a process, which may end before it has read all, and close its input."""
+    with suppress(BrokenPipeError), pipe:
+        pipe.write(data)
+
+
+def _told(process: "subprocess.Popen[bytes]") -> bytes | None:
+    """What a process has written; `None` while it runs."""
     try:
-        return process.communicate(given, timeout=POLL_S)[0]
+        return process.communicate(timeout=POLL_S)[0]
     except subprocess.TimeoutExpired:
         return None
 

@@ -4,6 +4,7 @@ tokens are bytes.
 
 import json
 import sys
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -16,10 +17,11 @@ from transformers import PreTrainedTokenizerFast
 
 pytest.importorskip("llguidance")
 
-from ragkv.errors import DeadlineError, InputError, MissingExtraError, SchemaError
+from ragkv.errors import CancelledError, DeadlineError, InputError, MissingExtraError, SchemaError
 from ragkv.prompt.constraints import ResponseFormat
 from ragkv.prompt.constraints import grammar as module
 from ragkv.prompt.constraints.grammar import ConstraintTokenizer, Grammars, TokenConstraint
+from ragkv.runtime import no_check
 from ragkv.runtime.byte_cache import OVERHEAD_BYTES
 from ragkv.scheduling import Work
 from tests.prompt.constraints.helpers import tiny_engine
@@ -345,3 +347,24 @@ def test_a_form_is_kept_by_a_process_that_has_much_memory(monkeypatch: pytest.Mo
     kept = found.compile(form)
     monkeypatch.setattr(module, "_tried", None)  # nothing is compiled again
     assert found.compile(form) is kept and 0 < found.kept.used_bytes < module.KEPT_BYTES
+
+
+def test_a_form_that_fills_the_pipe_is_written_on_while_its_process_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "POLL_S", 0.001)  # the process has not begun to read by then
+    schema = json.dumps({"type": "string", "description": "word " * 40_000})
+    assert len(schema) > 2 * 65_536
+    assert module._tried([("schema", schema)], no_check) >= len(schema)
+
+
+def test_a_process_that_ends_before_it_has_read_all_leaves_no_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stop() -> None:
+        raise CancelledError("The client left.")
+
+    monkeypatch.setattr(module, "POLL_S", 0.001)
+    with pytest.raises(CancelledError):
+        module._tried([("schema", "x" * 1_000_000)], stop)
+    assert not [one for one in threading.enumerate() if "_give" in one.name]
