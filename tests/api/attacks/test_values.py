@@ -105,6 +105,8 @@ ODD_BODIES += [
     ),
     ("/api/chat", '{"model": "reader", "messages": [{"role": "user", "content": "\\ud83d"}]}'),
     ("/api/generate", '{"model": "reader", "prompt": "x", "options": {"\\ud83d": 1}}'),
+    ("/v1/chat/completions", json.dumps({**CHAT, "user": "\ud800x"})),
+    ("/v1/chat/completions", json.dumps({**CHAT, "metadata": {"a": "\udfff"}})),
 ]
 
 
