@@ -418,6 +418,9 @@ OFF = "/OCProperties << /OCGs [100 0 R] /D << /OFF [100 0 R] >> >>"
 ON = "/OCProperties << /OCGs [100 0 R] /D << /Order [100 0 R] >> >>"
 LAYERED = f"{text_at(700, 'Valid')} /OC /L1 BDC {text_at(680, 'Not yet')} EMC"
 
+# Glyphs of several letters, two of which are equal and stand at one place.
+GLYPHS = "(o) Tj /Span << /ActualText (ff) >> BDC (#) Tj EMC (er ) Tj /Span << /ActualText (1100) >> BDC (#) Tj EMC"
+
 
 @pytest.mark.parametrize(
     ("data", "expected", "told"),
@@ -428,6 +431,9 @@ LAYERED = f"{text_at(700, 'Valid')} /OC /L1 BDC {text_at(680, 'Not yet')} EMC"
         (pdf_of(LAYERED, objects=[LAYER], catalog=OFF), "Valid", "layers that are off: Draft"),
         (pdf_of(LAYERED, objects=[LAYER], catalog=ON), "Valid\nNot yet", ""),
         (pdf_of("BT 72 700 Td /F1 12 Tf /Span << /ActualText (file) >> BDC (\\001le) Tj EMC ET"), "file", ""),
+        (pdf_of(f"BT 72 700 Td /F1 12 Tf {GLYPHS} ET"), "offer 1100", ""),
+        (pdf_of(f"BT 72 700 Td /F1 12 Tf {GLYPHS} ET BT 72 700 Td /F1 12 Tf {GLYPHS} ET"), "offer 1100", ""),
+        (pdf_of("BT 72 700 Td /F1 .1 Tf (aaa 1100) Tj ET"), "aaa 1100", ""),
         (pdf_of("BT 72 700 Td /F1 12 Tf (The muni-) Tj 0 -14 Td (cipal mill) Tj ET"), "The municipal mill", ""),
         (pdf_of("BT 72 700 Td /F1 12 Tf (A two-part and two-) Tj 0 -14 Td (part one) Tj ET"), "A two-part and two-part one", ""),
         (pdf_of(text_at(700, "Page"), objects=["<< /Type /Annot /Subtype /FreeText /Rect [0 0 9 9] /Contents (Typed) >>",

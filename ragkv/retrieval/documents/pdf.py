@@ -7,6 +7,7 @@ a word is broken at the end of a line. pypdf reads forms, notes, and which layer
 
 import ctypes
 import io
+import math
 import re
 import threading
 from collections.abc import Iterator
@@ -109,6 +110,8 @@ class _PageText:
         self._breaks = False  # the line seems to end here
         self._is_spaced = False  # white space stands here
         self._drawn = set[tuple[str, float, float]]()
+        self._place = (math.nan, math.nan)  # of the last glyph
+        self._is_again = False  # whether it was drawn there before
 
     def space(self, text: str) -> None:
         """White space, of the text or added by PDFium."""
@@ -118,13 +121,17 @@ class _PageText:
             self._is_spaced = True
 
     def letter(self, text: str, at: _Letter) -> None:
-        """The next letter. One that was drawn at this place before is left out: some programs print
-        a page twice.
+        """The next letter. A glyph that was drawn at this place before is left out: some programs
+        print a page twice. A glyph may have several letters, as a ligature has: they follow each
+        other at one place.
         """
-        key = (text, round(at.x, 1), round(at.y, 1))
-        if key in self._drawn:
+        place = (round(at.x, 1), round(at.y, 1))
+        if place != self._place:
+            self._place = place
+            self._is_again = (text, *place) in self._drawn
+        if self._is_again:
             return
-        self._drawn.add(key)
+        self._drawn.add((text, *place))
         shift = self._shift_of(at)
         if self._breaks:
             self._break(at, shift)
