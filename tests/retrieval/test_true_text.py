@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 
@@ -235,6 +236,23 @@ def test_a_formula_without_a_stored_value_is_kept_and_told() -> None:
     document = read("a.xlsx", sheet(("a", "twice"), (1, "=A2*2"), (3, "=A3*2")))
     assert document.text == "# Sheet\n\na: 1; twice: =A2*2\na: 3; twice: =A3*2"
     assert "the values of 2 formulas" in lost(document)
+
+
+def test_a_formula_whose_stored_value_is_empty_has_that_value() -> None:
+    name = "xl/worksheets/sheet1.xml"
+    changed = io.BytesIO()
+    with (
+        ZipFile(io.BytesIO(sheet(("a", "late"), (1, '=IF(A2=1,"","late")')))) as given,
+        ZipFile(changed, "w") as archive,
+    ):
+        for entry in given.namelist():
+            data = given.read(entry)
+            if entry == name:
+                assert b'<c r="B2">' in data
+                data = data.replace(b'<c r="B2">', b'<c r="B2" t="str">')
+            archive.writestr(entry, data)
+    document = read("a.xlsx", changed.getvalue())
+    assert (document.text, lost(document)) == ("# Sheet\n\na: 1", "")
 
 
 def test_hidden_sheets_rows_and_columns_are_left_out_and_told_but_filtered_rows_are_read() -> None:

@@ -117,7 +117,9 @@ def _parser_of(sheet: Any, source: Any, cells: _Cells) -> Any:
     class Parser(WorkSheetParser):  # type: ignore[misc]
         def parse_cell(self, element: Any) -> Any:
             cell = super().parse_cell(element)
-            if cell["value"] is None and (formula := element.find(FORMULA_TAG)) is not None:
+            formula = element.find(FORMULA_TAG)
+            is_empty_text = element.get("t") == "str"  # its value is stored, and is ""
+            if cell["value"] is None and formula is not None and not is_empty_text:
                 cell["value"] = f"={formula.text}" if formula.text else None
                 cells.formulas += 1
             return cell
