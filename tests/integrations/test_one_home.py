@@ -146,7 +146,7 @@ def test_a_home_knows_its_model_and_settings_and_refuses_another_model(
     known.config(EngineConfig(adapter_id="other"))
     assert "was made with adapter_id = ''; with 'other' none of its KV is reused" in caplog.text
     (home / "home.json").write_text("{}")
-    with pytest.raises(ConfigError, match="was damaged and lies at .*home.json.damaged"):
+    with pytest.raises(ConfigError, match=r"was damaged and lies at .*home\.json\.damaged"):
         KnownHome.at(home)
     new = KnownHome.at(home.parent)
     assert (new.model, new.made_with.get("chunk_tokens")) == ("smollm2", None)  # the default
