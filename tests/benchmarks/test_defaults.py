@@ -8,7 +8,7 @@ import pytest
 import torch
 
 defaults = pytest.importorskip("benchmarks.defaults")
-from benchmarks import default_ways  # noqa: E402
+from benchmarks import anchors, default_ways  # noqa: E402
 from benchmarks.default_ways import LAYOUTS, STUDIES, Asker, Beginnings, Way  # noqa: E402
 from benchmarks.real_sets import Asked  # noqa: E402
 from ragkv.fusion import Candidates  # noqa: E402
@@ -66,17 +66,17 @@ def test_over_all_of_every_chunk_anchors_are_asked_as_all_are() -> None:
         engine.warm(chunks)
         asking = default_ways.Remembering()
         wanted = engine.prefill(ASKED.question, chunks, selector=asking, ratio=0.15)
-        found = default_ways.asked_over_anchors(engine, ASKED.question, chunks, 1.0, 0.15)
+        found = anchors.asked_over_anchors(engine, ASKED.question, chunks, 1.0, 0.15)
         assert found.selected.tolist() == wanted.selected.tolist()
-        some = default_ways.asked_over_anchors(engine, ASKED.question, chunks, 0.2, 0.15)
+        some = anchors.asked_over_anchors(engine, ASKED.question, chunks, 0.2, 0.15)
         assert len(some.selected) == len(wanted.selected)
         starts = {span.chunk: span.start for span in reversed(some.spans) if span.chunk is not None}
-        anchors = {
+        allowed = {
             start + int(one)
             for chunk, start in starts.items()
-            for one in default_ways.anchors_of(engine, chunks[chunk], 0.2)
+            for one in anchors.anchors_of(engine, chunks[chunk], 0.2)
         }
-        assert set(some.selected.tolist()) <= anchors
+        assert set(some.selected.tolist()) <= allowed
 
 
 def test_the_attention_of_a_prefilled_prompt_is_what_the_question_asked_with() -> None:
