@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ragkv import EngineConfig, PromptConfig
-from ragkv.errors import ConfigError
+from ragkv.errors import ConfigError, RagKVError
 from ragkv.home import KnownHome
 from ragkv.retrieval import Document
 from ragkv.retrieval.rag import Rag
@@ -152,3 +152,20 @@ def test_a_home_knows_its_model_and_settings_and_refuses_another_model(
     assert (new.model, new.made_with.get("chunk_tokens")) == ("smollm2", None)  # the default
     assert "one short sentence" in new.config(EngineConfig()).prompt.system
     assert new.config(EngineConfig(prompt=PromptConfig("Be kind."))).prompt.system == "Be kind."
+
+
+def test_an_index_that_cannot_be_closed_leaves_no_engine_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rag = Rag.open(tmp_path / "home", READER)
+
+    def refuse() -> None:
+        raise OSError("The disk went away.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rag.index, "close", refuse)
+        with pytest.raises(OSError, match="went away"):
+            rag.close()
+    with pytest.raises(RagKVError, match="closed"):
+        rag.engine.warm([])
+    rag.index.close()
