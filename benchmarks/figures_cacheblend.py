@@ -105,7 +105,7 @@ def placement(bench: Bench) -> Iterator[Row]:
     encoded = []
     store = bench.engine.store
     profile = None
-    for info in [one for one in store.infos() if list(one.token_ids) in chunks]:
+    for info in [one for one in store.contents.infos() if list(one.token_ids) in chunks]:
         with store.lease(info.identity, info.token_ids) as lease:
             encoded.append(lease.read_encoded())
     size = sum(entry.size_bytes for entry in encoded)

@@ -119,7 +119,9 @@ def assembled(
         unused = model.unused_note(store, identity)
 
         # who computes
-        scheduler = Scheduler(model.compute, config.scheduler, store, config.store.tenant)
+        scheduler = Scheduler(
+            model.compute, config.scheduler, store.prefetcher, config.store.tenant
+        )
         between = scheduler.between_layers
         encoder = Encoder(model.adapter, identity, prefix_ids, neutral, model.context, between)
         turns = BackgroundTurns(model.compute, scheduler)

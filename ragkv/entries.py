@@ -143,14 +143,14 @@ class Entries:
                 if batch and sum(map(len, batch)) + len(token_ids) > self.encoder.batch_tokens:
                     self._encode_batch(batch, done, stop_of(check), watch)
                 with watch.storing(self.identity.key(token_ids)) as wanted:
-                    is_stored = wanted and self._store.ensure_durable(self.identity, token_ids)
+                    is_stored = wanted and self._store.durable.ensure(self.identity, token_ids)
                 if not wanted:
                     done.drop()
                     continue
                 needed = self.encoder.entry_bytes(sum(map(len, batch)) + len(token_ids))
                 if is_stored:
                     done.count(Counter(present=1))
-                elif evict or self._store.room_bytes() >= needed:
+                elif evict or self._store.durable.room_bytes() >= needed:
                     batch.append(token_ids)
             if batch:
                 check()
@@ -176,7 +176,7 @@ class Entries:
         counts = Counter[str]()
         for entry in entries:
             with watch.storing(entry.info.key) as wanted:
-                is_stored = wanted and self._store.put_durably(entry)
+                is_stored = wanted and self._store.durable.put(entry)
             if wanted:
                 counts["encoded" if is_stored else "failed"] += 1
             else:
@@ -200,7 +200,7 @@ class Entries:
         found = {
             chunk.token_ids: chunk
             for chunk in self._encodable(chunks)
-            if not self._store.is_durable(self.identity.key(chunk.token_ids))
+            if not self._store.durable.has(self.identity.key(chunk.token_ids))
         }
         return list(found.values()), sum(map(self.encoder.entry_bytes, map(len, found)))
 
@@ -221,7 +221,7 @@ class Entries:
         for key in keys:
             if stop():
                 return False
-            (self._store.delete_here if self._store.away() else self._store.delete)(key)
+            self._store.delete(key, here=bool(self._store.away()))
         return True
 
     def retain(self, chunks: Sequence[ChunkLike]) -> int:
@@ -231,7 +231,7 @@ class Entries:
         self.background.flush()
         self._store.flush()
         retained = set(self.keys(chunks))
-        own = (info.key for info in self._store.infos() if info.identity == self.identity)
+        own = (info.key for info in self._store.contents.infos() if info.identity == self.identity)
         others = [key for key in own if key not in retained]
         with self.telling(others):
             return deleted_everywhere(others, self._store.delete)
@@ -241,7 +241,7 @@ class Entries:
 
         Returns the bytes freed.
         """
-        return self._store.gc(self._is_own)
+        return self._store.contents.gc(self._is_own)
 
     def _forget(self, keys: Sequence[EntryKey]) -> None:
         """Nothing that is under way stores these entries any more."""

@@ -177,9 +177,9 @@ def _home(home: Path) -> dict[str, Any]:
             kv = {
                 "entries": disk.entries or 0,
                 # scores next to entries count, too
-                "unreadable": len(store.refused(lambda _: True)),
+                "unreadable": len(store.contents.refused(lambda _: True)),
                 "used_bytes": disk.used_bytes or 0,
-                "dtypes": Counter(info.identity.dtype for info in store.infos()),
+                "dtypes": Counter(info.identity.dtype for info in store.contents.infos()),
             }
     has_profile = (home / "kv" / "profile.json").is_file()
     return {

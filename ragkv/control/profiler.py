@@ -52,9 +52,11 @@ class Profiler(Closing):
         self.present.use(profile)
         target_ms = self.config.store.ttft_target_ms
         if target_ms is not None:
-            self.history.retarget(profile.xi_blocks(target_ms, self.config.session.block_tokens))
+            self.history.limits.retarget(
+                profile.xi_blocks(target_ms, self.config.session.block_tokens)
+            )
         if self.config.controller.place:
-            self.present.store.place_by(self.controller.in_memory)
+            self.present.store.limits.place_by(self.controller.in_memory)
 
     def measure(
         self, *, quick: bool = False, on_progress: Callable[[int, int], None] | None = None

@@ -24,7 +24,7 @@ from ragkv.model import Adapter
 from ragkv.model.cpu.copied import FEW_ROWS
 from ragkv.runtime import Check, FairLock, ThreadChoice, no_check
 from ragkv.runtime.waiting import POLL_S
-from ragkv.store import PrefetchHint, Store
+from ragkv.store import Prefetcher, PrefetchHint
 
 from .decode_batch import DecodeBatch
 from .joint_prefills import JointPrefills
@@ -122,13 +122,17 @@ class Scheduler:
     """One engine's queue of requests. All methods are thread-safe."""
 
     def __init__(
-        self, compute: SharedCompute, config: SchedulerConfig, store: Store, owner: str = ""
+        self,
+        compute: SharedCompute,
+        config: SchedulerConfig,
+        prefetcher: Prefetcher,
+        owner: str = "",
     ) -> None:
-        """`owner` is the tenant for which all of this engine's work waits and is charged."""
+        """`prefetcher` learns which requests wait. All work waits, and is charged, for `owner`."""
         self.owner = owner
         self._compute = compute
         self._config = config
-        self._store = store
+        self._prefetcher = prefetcher
         # where requests are computed together
         self.batch = compute.batch
         self.prefills = compute.prefills
@@ -180,13 +184,13 @@ class Scheduler:
             if hinted is not None:
                 work.wait(work.admitted)
                 work.check()
-                self._store.started(hinted)
+                self._prefetcher.started(hinted)
             yield
             with self._lock:
                 self._served += 1
         finally:
             if hinted is not None:
-                self._store.left(hinted)
+                self._prefetcher.left(hinted)
             self._leave(work)
 
     def wait_for_room(self, check: Check) -> None:
@@ -269,7 +273,7 @@ class Scheduler:
         with self._lock:
             self._refuse_beyond_limit(work)  # again, because others may have joined meanwhile
             # under the lock, so that the store sees the requests in this queue's order
-            self._store.queued(hint)
+            self._prefetcher.queued(hint)
             self._waiting.append(work)
             self._admit()
 

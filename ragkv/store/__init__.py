@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from .policies import LRU, POLICIES, Item, Policy, TurnSize, make_policy
 
 if TYPE_CHECKING:
-    from .announcements import StoreStats
-    from .background import Background, Job
     from .codecs import CODECS, stored_bytes
+    from .contents import StoreStats, deleted_everywhere
     from .entry import (
         Entry,
         EntryInfo,
@@ -24,8 +23,9 @@ if TYPE_CHECKING:
         ids_bytes,
         ids_digest,
     )
+    from .job_queue import Background, Job
     from .opening import kinds_of
-    from .prefetch import HintedEntry, PrefetchHint
+    from .prefetch import HintedEntry, Prefetcher, PrefetchHint
     from .store import Store
     from .tiers import (
         DiskTier,
@@ -37,18 +37,16 @@ if TYPE_CHECKING:
         TierKind,
         TierStats,
     )
-    from .upkeep import deleted_everywhere
 
 _MODULES = (
-    ".announcements",
-    ".background",
     ".codecs",
+    ".contents",
     ".entry",
+    ".job_queue",
     ".opening",
     ".prefetch",
     ".store",
     ".tiers",
-    ".upkeep",
 )
 
 
@@ -79,6 +77,7 @@ __all__ = [
     "POLICIES",
     "Policy",
     "PrefetchHint",
+    "Prefetcher",
     "RemoteStats",
     "Store",
     "StoreStats",

@@ -14,9 +14,8 @@ from typing import ParamSpec, TypeVar
 
 from ragkv.errors import StoreReadOnlyError
 
-from .background import Background, Job
-from .entry import EncodedEntry, EntryInfo, EntryKey
-from .prefetch import HintedEntry
+from .entry import EncodedEntry, EntryInfo, EntryKey, Identity
+from .job_queue import Background, Job
 from .tiers import Lease, Tier, TierKind
 
 log = logging.getLogger(__name__)
@@ -114,23 +113,31 @@ class TierCopies:
         if not fits or not self._threads[self._tiers[depth].kind].submit(job):
             lease.close()
 
-    def fetch(self, wanted: HintedEntry) -> bool:
+    def fetch(self, identity: Identity, token_ids: Sequence[int]) -> bool:
         """Copy an entry up before its use; whether any tier has it."""
         since = self.now()
-        depth = 1
-        entry = self.waiting(wanted.key)  # memory may evict an entry before it is written
+        entry, depth = self.read(identity, token_ids, 1)
+        if entry is None:
+            return False
+        self._store(entry, depth, since, True)
+        return True
+
+    def read(
+        self, identity: Identity, token_ids: Sequence[int], depth: int = 0
+    ) -> tuple[EncodedEntry | None, int]:
+        """An entry that waits to be written, or that of the fastest tier from number `depth` on;
+        `None` if there is none. Then the number of that tier.
+        """
+        entry = self.waiting(identity.key(token_ids))  # memory may evict it before it is written
         while entry is None and depth < len(self._tiers):
-            lease = self._tiers[depth].lease(wanted.identity, wanted.token_ids)
+            lease = self._tiers[depth].lease(identity, token_ids)
             if lease is None:
                 depth += 1
                 continue
             with lease:
                 lease.prefetch()
                 entry = lease.read_encoded()
-        if entry is None:
-            return False
-        self._store(entry, depth, since, True)
-        return True
+        return entry, depth
 
     def put_in_memory(self, entry: EncodedEntry, *, needed: bool) -> None:
         """Put a new entry in memory if it belongs there, or if it is `needed` because no other tier

@@ -1,7 +1,8 @@
 """Copies what waiting requests will read into the fastest tier (CachedAttention section 3.3.1).
 
-The scheduler gives the store a `PrefetchHint` for every waiting request. A thread copies the
-entries of the first requests up, in queue order. The paper prefetches for `C_mem / S_kv` sessions,
+The scheduler announces waiting requests, with a `PrefetchHint` for each: policies protect their
+entries, and a thread copies those of the first requests up, in queue order. A question that need not
+wait meets none of this. The paper prefetches for `C_mem / S_kv` sessions,
 where S_kv is their mean size. The hints name the exact sizes, so our window is exact: as many
 entries as fit into the fastest tier. It only moves on: an entry is looked at once, when there is
 room for it, and gives its room back when the last request that reads it leaves. So a request costs
@@ -19,8 +20,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from .background import Background, Job
+from .copying import TierCopies, or_none
 from .entry import EntryKey, Identity
+from .job_queue import Background, Job
 from .policies import Policy
 from .tiers import Tier
 
@@ -55,9 +57,6 @@ class PrefetchHint:
         return tuple(dict.fromkeys(entry.group or entry.key.digest for entry in self.entries))
 
 
-Fetch = Callable[[HintedEntry], bool]
-
-
 @dataclass(slots=True, eq=False)
 class _Queued:
     """A request that has not left."""
@@ -73,9 +72,8 @@ class Prefetcher:
     """The window over the queue. All methods are thread-safe."""
 
     tiers: Sequence[Tier]
-    # copies an entry into the fastest tier; `False` if no tier has it. None: nothing is fetched, but
-    # the tiers' policies still learn the queue
-    fetch: Fetch | None
+    copies: TierCopies  # between these tiers
+    fetches: bool = True  # `False`: nothing is copied up, but the tiers still learn the queue
     fetched: int = field(default=0, init=False)  # entries
     _joined: int = field(default=0, init=False)
     _requests: dict[PrefetchHint, _Queued] = field(default_factory=dict, init=False)
@@ -91,29 +89,30 @@ class Prefetcher:
     )
 
     def queued(self, hint: PrefetchHint) -> None:
-        """A request joined the end of the queue. Policies that know the queue protect its
-        entries.
+        """A request that will look up the entries of `hint` joined the end of the queue. Policies
+        that know the queue protect them.
         """
         with self._lock:
             self._joined += 1
             request = self._requests[hint] = _Queued(self._joined)
             self._tell(hint, lambda policy, group: policy.queued(group, request.number))
-            if self.fetch is not None:
+            if self.fetches:
                 self._beyond.extend((request, entry) for entry in hint.entries)
         self._wake()
 
     def started(self, hint: PrefetchHint) -> None:
-        """The request waits no longer; its entries stay protected until it has left. Ignored if
-        unknown.
+        """The request waits no longer: nothing more is fetched for it. Its entries stay protected
+        until it has left. Ignored if unknown.
         """
         with self._lock:
             if (request := self._requests.get(hint)) is None:
                 return
             request.waits = False
         self._wake()
+        self._look_ahead(hint)
 
     def left(self, hint: PrefetchHint) -> None:
-        """The request was served or gave up. Twice is harmless."""
+        """The request has opened its entries, or gave up. Twice is harmless."""
         with self._lock:
             if (request := self._requests.pop(hint, None)) is None:
                 return
@@ -143,15 +142,29 @@ class Prefetcher:
                 what(policy, group)
 
         for tier in self.tiers:
-            tier.tell(tell)
+            or_none("tell a policy about a waiting request", tier.tell, tell)
+
+    def _look_ahead(self, hint: PrefetchHint) -> None:
+        """Let the remote tiers look up what no local tier has, all at once."""
+        remote = [tier for tier in self.tiers if tier.is_remote]
+        if not remote:
+            return
+        far = [
+            entry.key
+            for entry in hint.entries
+            if not self.copies.waiting(entry.key)
+            and not any(tier.contains(entry.key) for tier in self.tiers if not tier.is_remote)
+        ]
+        for tier in remote:
+            or_none("look ahead", tier.look_up_ahead, far)
 
     def _wake(self) -> None:
-        if self.fetch is not None:
-            self._worker.submit(Job(partial(self._run, self.fetch)))
+        if self.fetches:
+            or_none("fetch ahead", self._worker.submit, Job(self._run))
 
-    def _run(self, fetch: Fetch) -> None:
+    def _run(self) -> None:
         while not self._closed and (wanted := self._next()) is not None:
-            self._try(fetch, *wanted)
+            self._try(*wanted)
 
     def _next(self) -> tuple[_Queued, HintedEntry] | None:
         """Move the window on to the next entry that must be fetched; `None` if that has no room."""
@@ -193,10 +206,10 @@ class Prefetcher:
             del self._readers[key]
             self._window_bytes -= size_bytes
 
-    def _try(self, fetch: Fetch, request: _Queued, entry: HintedEntry) -> None:
+    def _try(self, request: _Queued, entry: HintedEntry) -> None:
         found = False
         try:
-            found = fetch(entry)
+            found = self.copies.fetch(entry.identity, entry.token_ids)
             self.fetched += found
         except Exception as error:  # damage included: the tier has dropped the entry
             log.warning(

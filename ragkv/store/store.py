@@ -1,11 +1,13 @@
-"""The store: tiers, fastest first. What a question needs of it; the rest is in `announcements.py`
-and `upkeep.py`.
+"""The store: tiers, fastest first.
 
 A lookup asks the tiers in order. A hit in a slower tier is copied to the faster ones in the
 background (`copying.py`). A put stores in memory at once; the disk and shared storage are written in
 the background. A caller waits for a remote tier only if it reads from it.
 A store failure never fails a request: it is logged and counts as a miss (CacheBlend section 5.1, "KV
 cache store").
+
+What no question needs is in objects of a store: `durable` writes, its `contents` and its `limits`.
+Its `prefetcher` is told which requests wait.
 """
 
 import weakref
@@ -13,17 +15,20 @@ from collections.abc import Sequence
 from functools import partial
 
 from ragkv.config import StoreConfig
+from ragkv.runtime import Closing
 
-from .announcements import Announcements
+from .contents import Contents, StoreStats, deleted_everywhere
 from .copying import TierCopies, or_none
+from .durable import DurableTiers
 from .entry import EncodedEntry, Entry, EntryKey, Identity
+from .limits import StoreLimits
 from .opening import open_tiers
 from .policies import TurnSize
 from .prefetch import Prefetcher
 from .tiers import Lease, MemoryLease, Tier, TierKind
 
 
-class Store(Announcements):
+class Store(Closing):
     """The stack of tiers that an engine owns. All methods are thread-safe."""
 
     def __init__(
@@ -43,12 +48,13 @@ class Store(Announcements):
         self.tiers = tuple(tiers)
         has_memory = bool(tiers) and tiers[0].kind is TierKind.MEMORY
         self._below = self.tiers[1:] if has_memory else self.tiers
-        self._local = tuple(tier for tier in self.tiers if not tier.is_remote)
-        self._remote = tuple(tier for tier in self.tiers if tier.is_remote)
         self._page_locked = page_locked
-        self._copies = TierCopies(self.tiers, write_buffer_bytes)
+        copies = self._copies = TierCopies(self.tiers, write_buffer_bytes)
         copies_up = has_memory and bool(self._below) and prefetch
-        self._prefetcher = Prefetcher(self.tiers, self._copies.fetch if copies_up else None)
+        self.prefetcher = Prefetcher(self.tiers, copies, copies_up)
+        self.durable = DurableTiers(self._below or self.tiers, copies, page_locked)
+        self.contents = Contents(self.tiers, copies, self.prefetcher)
+        self.limits = StoreLimits(self.tiers, copies)
         # At the end of the process the newest is closed first: an engine before its store, in which
         # it still saves.
         self._at_exit = weakref.finalize(self, self.close)
@@ -73,8 +79,6 @@ class Store(Announcements):
             page_locked=page_locked,
             prefetch=config.prefetch,
         )
-
-    # Finding and storing
 
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
         """Pin and open the entry of these tokens in the fastest tier that has it, or `None`.
@@ -122,21 +126,50 @@ class Store(Announcements):
         for tier in self.tiers:
             or_none("tell a policy about a turn", tier.served, turn)
 
+    def delete(self, key: EntryKey, *, here: bool = False) -> bool:
+        """Drop `key` from every tier and from the write buffer; whether it was anywhere.
+
+        After this returns, no tier of this process has it, and no running write or copy brings it
+        back. A remote tier that does not answer serves it no more, and deletes it as soon as it
+        answers. If only `here`, on this machine, no remote tier is asked. Raises
+        `StoreReadOnlyError` if a tier is read-only.
+        """
+        tiers = [tier for tier in self.tiers if not (here and tier.is_remote)]
+        found = self._copies.discard(key)
+        deleted = self._delete_from(tiers, key)
+        if self._copies.discard(key):  # a copy up submitted a write between the two
+            deleted |= self._delete_from(tiers, key)
+        return found or deleted
+
+    def _delete_from(self, tiers: Sequence[Tier], key: EntryKey) -> bool:
+        with self._copies.deleting(key):
+            return deleted_everywhere(tiers, lambda tier: tier.delete(key)) > 0
+
     def away(self) -> tuple[str, ...]:
         """The kinds of the remote tiers that did not answer their last call in time."""
-        return tuple(tier.kind.value for tier in self._remote if not tier.answers)
+        return tuple(tier.kind.value for tier in self.tiers if tier.is_remote and not tier.answers)
+
+    def speeds(self) -> dict[str, float]:
+        """The recent speeds of the remote tiers in bytes a second, by kind, as far as they were
+        measured.
+        """
+        found = {tier.kind.value: tier.speed() for tier in self.tiers}
+        return {kind: speed for kind, speed in found.items() if speed is not None}
+
+    def stats(self) -> StoreStats:
+        """Counts and bytes of every tier and of the background threads."""
+        return self.contents.stats()
 
     def flush(self) -> None:
         """Return when everything put so far is written or dropped, and what fits is fetched."""
-        self._prefetcher.flush()
-        self._copies.flush()
+        self.contents.flush()
 
     def close(self) -> None:
         """Write what waits and close every tier. Twice is harmless; leases stay readable until they
         are closed.
         """
         self._at_exit.detach()
-        self._prefetcher.close()
+        self.prefetcher.close()
         self._copies.close()
         for tier in self.tiers:
             or_none("close a tier", tier.close)

@@ -30,7 +30,9 @@ class Home(Closing):
         store = engine.store
         self.index = ChunkIndex(
             lambda: (
-                info.token_ids for info in store.sample(MOST_ENTRIES) if info.identity == identity
+                info.token_ids
+                for info in store.contents.sample(MOST_ENTRIES)
+                if info.identity == identity
             ),
             refresh_s,
         )

@@ -26,7 +26,9 @@ class Engine:
         self.dropped: list[str] = []
         self.retained: list[str] | None = None
         self.remotes_away: tuple[str, ...] = ()
-        self.store = SimpleNamespace(sample=lambda count: [] if is_new else [count])
+        self.store = SimpleNamespace(
+            contents=SimpleNamespace(sample=lambda count: [] if is_new else [count])
+        )
         self.entries = self
 
     def drop(self, keys: Sequence[EntryKey], stop: Callable[[], bool]) -> bool:

@@ -16,7 +16,7 @@ def entries(home: Path) -> int:
     with Store.open(
         StoreConfig(directory=str(home / "kv"), memory_bytes=0, read_only=True)
     ) as store:
-        return len(list(store.infos()))
+        return len(list(store.contents.infos()))
 
 
 def test_ask_after_ingest_prints_answer_sources_and_reuse(

@@ -215,7 +215,7 @@ def test_blocks_of_a_turn_that_was_killed_are_deleted_and_those_of_a_turn_under_
             next(stream)  # its turn has saved a block
         engine.flush()
         history = keys_of(engine, engine.session("s"))
-        under_way = set(engine.store.block_keys()) - history
+        under_way = set(engine.store.contents.block_keys()) - history
         assert under_way and engine.conversations.drop_orphans() == 0
         list(stream)
         engine.flush()
@@ -226,7 +226,7 @@ def test_blocks_of_a_turn_that_was_killed_are_deleted_and_those_of_a_turn_under_
         shared._server.client.delete(*shared._keys)  # as if no turn had ever ended
         assert engine.conversations.drop_orphans() > 0
         engine.flush()
-        assert engine.store.block_keys() == []
+        assert engine.store.contents.block_keys() == []
 
 
 def test_a_conversation_deleted_during_a_turn_stays_deleted(
@@ -371,7 +371,7 @@ def keys_of(engine: Engine, session: Session) -> set[EntryKey]:
 
 
 def blocks_of(engine: Engine) -> set[EntryKey]:
-    return {info.key for info in engine.store.infos() if info.group}
+    return {info.key for info in engine.store.contents.infos() if info.group}
 
 
 def _shared(engine: Engine) -> RedisStorage:

@@ -33,7 +33,7 @@ def test_an_entry_whose_writer_was_killed_is_a_miss_and_expires(
             connector.put(make_entry(1).info.key, [b"head", b"layers"])
         assert client.hkeys(name) == [b"1"] and 0 < client.pttl(name) <= 3600 * 1000
         assert hit(store, 1) is None and not store.contains(make_entry(1).info.key)
-        assert store.put_durably(make_entry(1)) and hit(store, 1) is TierKind.REDIS
+        assert store.durable.put(make_entry(1)) and hit(store, 1) is TierKind.REDIS
         assert client.pttl(name) == -1
 
 
@@ -45,7 +45,7 @@ def test_an_entry_expires_when_unused_for_its_time_to_live_and_use_prolongs_it(
         client = connector.client
         names = [connector.name_of(make_entry(number).info.key) for number in (1, 2)]
         for number, name in enumerate(names, 1):
-            store.put_durably(make_entry(number))
+            store.durable.put(make_entry(number))
             assert 0 < client.pttl(name) <= 600_000
             client.pexpire(name, 300_000)  # as if it were 300 s older
         assert hit(store, 1) is TierKind.REDIS
@@ -58,8 +58,8 @@ def test_tenants_see_neither_the_entries_nor_the_bytes_of_each_other(
     tenant = dict(other_identities())["tenant"]
     config = redis_config(redis_server, timeout_s=10.0)
     with redis_store(config) as store, redis_store(config, tenant=tenant.tenant) as other:
-        store.put_durably(make_entry(1))
-        other.put_durably(make_entry(2, identity=tenant))
+        store.durable.put(make_entry(1))
+        other.durable.put(make_entry(2, identity=tenant))
         ours = redis_tier_of(store)
         theirs = redis_tier_of(other)
         assert [info.key for info in ours.infos()] == [make_entry(1).info.key]

@@ -28,7 +28,7 @@ def test_a_process_without_the_secret_or_with_another_sees_nothing_and_deletes_n
     config: RedisConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with redis_store(config) as store:
-        store.put_durably(make_entry(1))
+        store.durable.put(make_entry(1))
         with redis_store(replace(config, secret_variable=None)) as other:
             assert hit(other, 1) is None
         monkeypatch.setenv("OUR_SECRET", "another secret of many characters")
@@ -42,7 +42,7 @@ def test_a_value_written_without_the_secret_is_refused_though_its_checksums_are_
 ) -> None:
     """The forger can write to the server and knows the format, but not the secret."""
     with redis_store(config) as store:
-        store.put_durably(make_entry(1))
+        store.durable.put(make_entry(1))
         forged = make_entry(1)
         forged.kv.zero_()
         connector: Any = redis_tier_of(store).connector

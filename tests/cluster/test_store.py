@@ -65,7 +65,7 @@ def test_a_remote_hit_is_promoted_to_every_tier_above(
     shared: dict[str, Any], tmp_path: Path, below: TierKind
 ) -> None:
     with open_store(tmp_path / "a", **shared) as store:
-        store.put_durably(make_entry(1))
+        store.durable.put(make_entry(1))
         if below is TierKind.S3:
             assert redis_tier_of(store).delete(make_entry(1).info.key)
     with open_store(tmp_path / "b", **shared) as other:
@@ -79,7 +79,7 @@ def test_the_promotion_of_an_entry_does_not_fetch_again_what_its_reader_fetched(
 ) -> None:
     config = redis_config(redis_server, timeout_s=10.0, group_bytes=1)
     with redis_store(config) as store:
-        store.put_durably(make_entry(1))
+        store.durable.put(make_entry(1))
     proxy = Proxy((LOOPBACK, redis_server.port))
     with open_store(
         tmp_path, redis=replace(config, url=f"redis://{LOOPBACK}:{proxy.port}/0")
@@ -104,21 +104,21 @@ def test_the_lookups_of_a_request_that_starts_share_one_round_trip(
     config = redis_config(redis_server, timeout_s=10.0)
     with redis_store(config) as store:
         for number in range(20):
-            store.put_durably(make_entry(number))
+            store.durable.put(make_entry(number))
     proxy = Proxy((LOOPBACK, redis_server.port), latency_s=0.5)
     through = replace(config, url=f"redis://{LOOPBACK}:{proxy.port}/0")
     with open_store(None, redis=through, prefetch=False) as store:
         assert redis_tier_of(store).contains(make_entry(1).info.key)  # connected
         hint = hint_of(*range(20))
         began = time.monotonic()
-        store.queued(hint)
-        store.started(hint)
+        store.prefetcher.queued(hint)
+        store.prefetcher.started(hint)
         leases = [store.lease(IDENTITY, ids_of(number)) for number in range(20)]
         assert time.monotonic() - began < 10 * 1.0
         for lease in leases:
             assert lease is not None
             lease.close()
-        store.left(hint)
+        store.prefetcher.left(hint)
     proxy.close()
 
 
@@ -134,31 +134,31 @@ def test_deletion_reaches_every_tier_and_the_writes_that_are_queued(
         assert [counted(tier).used_bytes for tier in store.tiers] == [0, 0, 0, 0]
 
 
-def test_an_entry_that_one_tier_lacks_is_copied_there_by_ensure_durable(
+def test_an_entry_that_one_tier_lacks_is_copied_there(
     shared: dict[str, Any], tmp_path: Path
 ) -> None:
     with open_store(tmp_path, **shared) as store:
-        store.put_durably(make_entry(1))
+        store.durable.put(make_entry(1))
         for kind in (TierKind.REDIS, TierKind.S3):
             next(tier for tier in store.tiers if tier.kind is kind).delete(make_entry(1).info.key)
-        assert store.ensure_durable(IDENTITY, ids_of(1))
+        assert store.durable.ensure(IDENTITY, ids_of(1))
         assert holders(store, 1) == set(KINDS)
-        assert not store.ensure_durable(IDENTITY, ids_of(2))
+        assert not store.durable.ensure(IDENTITY, ids_of(2))
 
 
 def test_an_entry_is_not_served_while_its_deletion_is_unconfirmed_though_the_remote_answers(
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with redis_store(redis_config(redis_server, timeout_s=10.0)) as store:
-        store.put_durably(make_entry(1))
+        store.durable.put(make_entry(1))
         connector = redis_tier_of(store).connector
         monkeypatch.setattr(connector, "delete", raising(RemoteError("not now")))
         assert not store.delete(make_entry(1).info.key)
         assert connector.exists(make_entry(1).info.key)
         assert hit(store, 1) is None
         assert not store.contains(make_entry(1).info.key)
-        assert list(store.infos()) == []
-        assert not store.put_durably(make_entry(1))  # it would be deleted later
+        assert list(store.contents.infos()) == []
+        assert not store.durable.put(make_entry(1))  # it would be deleted later
         monkeypatch.undo()
 
 
@@ -199,8 +199,8 @@ def behind(redis_server: RedisServer, tmp_path: Path) -> Iterator[StoreBehindPro
 def test_a_deletion_that_does_not_reach_the_remote_is_repeated_until_it_does_over_restarts_too(
     behind: StoreBehindProxy, redis_server: RedisServer
 ) -> None:
-    behind.store.put_durably(make_entry(1))
-    behind.store.put_durably(make_entry(2))
+    behind.store.durable.put(make_entry(1))
+    behind.store.durable.put(make_entry(2))
     behind.disconnect()
     behind.store.delete(make_entry(1).info.key)
     assert hit(behind.store, 1) is None
@@ -217,7 +217,7 @@ def test_a_deletion_that_does_not_reach_the_remote_is_repeated_until_it_does_ove
         until(lambda: holders(other, 1) == set())
         assert holders(other, 2) == {TierKind.REDIS}
     until(lambda: behind.pending_deletions() == 0)
-    assert behind.store.put_durably(make_entry(1))  # put again, it is served again
+    assert behind.store.durable.put(make_entry(1))  # put again, it is served again
     assert holders(behind.store, 1) == {TierKind.MEMORY, TierKind.DISK, TierKind.REDIS}
 
 
@@ -238,6 +238,6 @@ def test_an_entry_on_disk_counts_as_durable_though_the_remote_does_not_answer(
     behind: StoreBehindProxy,
 ) -> None:
     behind.disconnect()
-    assert behind.store.put_durably(make_entry(1))
+    assert behind.store.durable.put(make_entry(1))
     assert TierKind.DISK in holders(behind.store, 1)
-    assert behind.store.ensure_durable(IDENTITY, ids_of(1))
+    assert behind.store.durable.ensure(IDENTITY, ids_of(1))

@@ -169,7 +169,7 @@ def test_blocks_that_a_turn_saves_while_orphans_are_deleted_are_kept(
         session = engine.session("s")
         store = engine.store
         turns = []
-        orphans = store.block_keys()
+        orphans = store.contents.block_keys()
         owner, name = (
             (store, "sample")
             if "listed" in moment
@@ -192,7 +192,7 @@ def test_blocks_that_a_turn_saves_while_orphans_are_deleted_are_kept(
         list(turns[0])
         engine.flush()
         assert session.state.history == before.history
-        assert set(store.block_keys()) == set(orphans)
+        assert set(store.contents.block_keys()) == set(orphans)
 
 
 def another_digit(data: bytes) -> bytes:

@@ -8,7 +8,7 @@ import pytest
 from ragkv import Engine
 from ragkv.chat.catalogue import ChatDocument, ChunkCatalogue
 from ragkv.scheduling.encoding import Encoder
-from ragkv.store import Store
+from ragkv.store.durable import DurableTiers
 from tests.conversations.helpers import engine_at
 from tests.scheduling.helpers import begin
 
@@ -54,17 +54,17 @@ def test_a_chunk_that_is_deleted_before_its_turn_is_not_computed(tmp_path: Any) 
 def test_a_deletion_waits_for_an_entry_that_is_just_stored(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put = Store.put_durably
+    put = DurableTiers.put
     deletions: list[threading.Thread] = []
 
-    def slow(self: Store, entry: Any) -> bool:
+    def slow(self: DurableTiers, entry: Any) -> bool:
         if not deletions:
             deletions.append(begin(lambda: engine.delete([A])))
             deletions[0].join(0.2)
         return put(self, entry)
 
     with engine_at(tmp_path) as engine:
-        monkeypatch.setattr(Store, "put_durably", slow)
+        monkeypatch.setattr(DurableTiers, "put", slow)
         engine.warm([A])
         deletions[0].join(60)
         assert stored(engine) == [False, False]

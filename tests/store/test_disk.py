@@ -344,10 +344,10 @@ def test_entries_of_other_format_versions_are_misses_take_space_and_are_removed_
         fill(tmp_path, 1)
     old_bytes = file_of(tmp_path, 1).stat().st_size
     with Store([open_tier(tmp_path)], write_buffer_bytes=0) as store:
-        store.put_durably(make_entry(2))
+        store.durable.put(make_entry(2))
         assert store.stats().tiers[0].used_bytes > old_bytes
-        assert [info.key for info in store.infos()] == [make_entry(2).info.key]
-        assert store.gc(lambda _: True) == old_bytes
+        assert [info.key for info in store.contents.infos()] == [make_entry(2).info.key]
+        assert store.contents.gc(lambda _: True) == old_bytes
         assert store.stats().tiers[0].entries == 1 and served(store, make_entry(2))
 
 
@@ -372,7 +372,7 @@ def test_collecting_garbage_leaves_an_entry_that_cannot_be_read_now(
     with closing(Store([open_tier(tmp_path)], write_buffer_bytes=0)) as store:
         with monkeypatch.context() as patch:
             patch.setattr(Path, "open", raising(os_error(errno.EMFILE)))
-            assert store.gc(lambda _: True) == 0
+            assert store.contents.gc(lambda _: True) == 0
         assert store.contains(make_entry(1).info.key) and file_of(tmp_path, 1).exists()
 
 

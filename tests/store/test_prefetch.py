@@ -118,13 +118,13 @@ def test_entries_that_fit_are_fetched_in_queue_order_and_the_next_one_when_space
     gated.disk.go.clear()
     hints = [hint_of(number) for number in (4, 2, 0, 1, 3)]
     for waiting in hints:
-        gated.store.queued(waiting)
+        gated.store.prefetcher.queued(waiting)
     gated.disk.go.set()
     until(lambda: gated.in_memory() == {4, 2, 0})
     gated.store.flush()
     assert gated.disk.keys == [key(4), key(2), key(0)]
-    gated.store.started(hints[0])
-    gated.store.left(hints[0])
+    gated.store.prefetcher.started(hints[0])
+    gated.store.prefetcher.left(hints[0])
     until(lambda: gated.in_memory() == {2, 0, 1})
     assert gated.disk.keys == [key(number) for number in (4, 2, 0, 1)]
     assert gated.store.stats().prefetched == 4
@@ -139,7 +139,7 @@ def test_an_entry_that_waits_to_be_written_is_fetched_from_the_write_buffer(
     gated.store.put(make_entry(1))
     gated.store.put(make_entry(2))
     assert gated.in_memory() == {2}
-    gated.store.queued(hint_of(1))
+    gated.store.prefetcher.queued(hint_of(1))
     until(lambda: gated.in_memory() == {1})
     writing.set()
 
@@ -147,7 +147,7 @@ def test_an_entry_that_waits_to_be_written_is_fetched_from_the_write_buffer(
 def test_prefetching_can_be_switched_off(tmp_path: Path) -> None:
     with Store.open(StoreConfig(directory=str(tmp_path), prefetch=False)) as store:
         store.tiers[1].put(make_entry(1))
-        store.queued(hint_of(1))
+        store.prefetcher.queued(hint_of(1))
         time.sleep(0.1)
         assert store.stats().tiers[0].entries == 0
 
@@ -159,9 +159,9 @@ def test_nothing_more_is_fetched_for_a_request_that_does_not_wait(
     gated = open_store(fits=4, on_disk=2)
     gated.disk.go.clear()
     waiting = hint_of(0, 1)
-    gated.store.queued(waiting)
+    gated.store.prefetcher.queued(waiting)
     until(lambda: gated.disk.reads == [(key(0), 0)])
-    getattr(gated.store, how)(waiting)
+    getattr(gated.store.prefetcher, how)(waiting)
     gated.disk.go.set()
     gated.store.flush()
     assert gated.disk.keys == [key(0)]
@@ -172,7 +172,7 @@ def test_closing_the_store_ends_the_prefetcher(open_store: OpenStore) -> None:
     before = set(threading.enumerate())
     gated = open_store(fits=4, on_disk=2)
     gated.disk.go.clear()
-    gated.store.queued(hint_of(0, 1))
+    gated.store.prefetcher.queued(hint_of(0, 1))
     until(lambda: gated.disk.reads == [(key(0), 0)])
     closing = begin(gated.store.close)
     closing.join(0.1)
@@ -185,7 +185,7 @@ def test_closing_the_store_ends_the_prefetcher(open_store: OpenStore) -> None:
 def test_an_entry_deleted_during_its_fetch_stays_deleted(open_store: OpenStore) -> None:
     gated = open_store(fits=4, on_disk=1)
     gated.disk.go.clear()
-    gated.store.queued(hint_of(0))
+    gated.store.prefetcher.queued(hint_of(0))
     until(lambda: gated.disk.reads == [(key(0), 0)])
     assert gated.store.delete(make_entry(0).info.key)
     gated.disk.go.set()
@@ -204,10 +204,10 @@ def test_an_entry_that_cannot_be_read_is_tried_once_and_the_others_are_fetched(
     with Store(
         [MemoryTier(10**6, make_policy("lookahead")), disk], write_buffer_bytes=10**6
     ) as store:
-        store.queued(hint_of(0, 1))
+        store.prefetcher.queued(hint_of(0, 1))
         until(lambda: store.stats().tiers[0].entries == 1)
         for _ in range(3):
-            store.queued(hint_of())
+            store.prefetcher.queued(hint_of())
         time.sleep(0.05)
         assert caplog.text.count("could not be fetched ahead") == 1
         assert [info.key for info in store.tiers[0].infos()] == [key(1)]
@@ -220,8 +220,8 @@ def test_a_fetch_evicts_nothing_that_an_earlier_request_needs(open_store: OpenSt
     # the least recently used, and the first request in the queue needs it
     gated.memory.put(make_entry(0))
     gated.memory.put(make_entry(1))
-    gated.store.queued(hint_of(0))
-    gated.store.queued(hint_of(2))
+    gated.store.prefetcher.queued(hint_of(0))
+    gated.store.prefetcher.queued(hint_of(2))
     until(lambda: gated.in_memory() == {0, 2})
 
 
@@ -231,16 +231,16 @@ def test_entries_of_a_waiting_request_are_not_evicted_by_puts(open_store: OpenSt
     for number, group in ((0, "s"), (1, "s"), (2, ""), (3, "")):
         gated.store.put(make_entry(number, group=group, index=number))
     for each in waiting:
-        gated.store.queued(each)
+        gated.store.prefetcher.queued(each)
     for number in range(10, 30):
         gated.store.put(make_entry(number))
     assert gated.in_memory() == {0, 1, 2, 29}
-    gated.store.started(waiting[0])
+    gated.store.prefetcher.started(waiting[0])
     for number in range(30, 40):
         gated.store.put(make_entry(number))
     assert {0, 1, 2} < gated.in_memory()  # until it has opened what it needs
     for each in waiting:
-        gated.store.left(each)
+        gated.store.prefetcher.left(each)
     for number in range(40, 50):
         gated.store.put(make_entry(number))
     assert gated.in_memory().isdisjoint({0, 1, 2})
@@ -328,11 +328,11 @@ def test_a_request_costs_the_prefetcher_a_look_at_each_of_its_entries(length: in
         for number in range(2 * length):
             files.put(make_entry(number))
         for hint in hints:
-            store.queued(hint)
+            store.prefetcher.queued(hint)
         store.flush()
         for hint in hints:
-            store.started(hint)
-            store.left(hint)
+            store.prefetcher.started(hint)
+            store.prefetcher.left(hint)
             store.flush()
         # one for each entry, and one more each time that the next entry has no room yet
         assert memory.looks <= 2 * length + 4 * length
@@ -359,10 +359,10 @@ def test_many_threads_at_once_never_read_wrong_bytes_and_leave_no_pins(tmp_path:
                 HintedEntry(IDENTITY, tuple(ids_of(n)), SIZE, "s" if n < 4 else "") for n in numbers
             ]
             waiting = PrefetchHint(tuple(hinted))
-            store.queued(waiting)
+            store.prefetcher.queued(waiting)
             time.sleep(choose.random() / 500)
             if choose.random() < 0.7:
-                store.started(waiting)
+                store.prefetcher.started(waiting)
                 for number in numbers:
                     lease = store.lease(IDENTITY, ids_of(number))
                     if lease is None:
@@ -371,7 +371,7 @@ def test_many_threads_at_once_never_read_wrong_bytes_and_leave_no_pins(tmp_path:
                         with lease:
                             assert same(read_all(lease), entries[number])
                         served[0] += 1
-            store.left(waiting)
+            store.prefetcher.left(waiting)
             if choose.random() < 0.1:
                 store.delete(make_entry(numbers[0]).info.key)
 

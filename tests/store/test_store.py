@@ -68,16 +68,16 @@ def test_a_put_is_served_at_once_and_reaches_the_disk(store: Store, tmp_path: Pa
 def test_what_was_stored_before_a_placement_is_placed_by_it(store: Store) -> None:
     store.put(make_entry(1))
     store.flush()
-    store.place_by(lambda *_: True)
+    store.limits.place_by(lambda *_: True)
     assert kind_of_hit(store, 1) is TierKind.MEMORY
-    store.place_by(lambda *_: False)
+    store.limits.place_by(lambda *_: False)
     assert kind_of_hit(store, 1) is TierKind.DISK
 
 
 def test_an_entry_that_no_tier_below_has_stays_in_memory() -> None:
     with Store.open(config(None)) as store:
         store.put(make_entry(1))
-        store.place_by(lambda *_: False)
+        store.limits.place_by(lambda *_: False)
         assert kind_of_hit(store, 1) is TierKind.MEMORY
 
 
@@ -149,7 +149,7 @@ def test_a_tier_that_cannot_delete_keeps_no_other_tier_and_no_other_key_from_it(
         [MemoryTier(10**6, LRU()), Refusing(lower), lower], write_buffer_bytes=10**6
     ) as store:
         for number in range(2):
-            store.put_durably(make_entry(number))
+            store.durable.put(make_entry(number))
         with pytest.raises(StoreError, match="on a disk that failed"):
             deleted_everywhere(keys, store.delete)
         assert [lower.contains(key) for key in keys] == [False, False]
@@ -175,14 +175,14 @@ def test_an_entry_is_not_copied_up_after_a_deletion_that_failed_in_another_tier(
 
 def test_a_lease_closed_after_a_deletion_does_not_bring_the_entry_back(tmp_path: Path) -> None:
     with Store.open(config(tmp_path)) as store:
-        store.put_durably(make_entry(1))
+        store.durable.put(make_entry(1))
     with Store.open(config(tmp_path)) as store:
         lease = leased(store, make_entry(1))
         store.delete(make_entry(1).info.key)
         lease.close()
         store.flush()
         assert not served(store, 1)
-        assert list(store.infos()) == []
+        assert list(store.contents.infos()) == []
 
 
 def test_a_hit_is_copied_up_unless_more_was_deleted_since_than_is_remembered(
@@ -190,7 +190,7 @@ def test_a_hit_is_copied_up_unless_more_was_deleted_since_than_is_remembered(
 ) -> None:
     monkeypatch.setattr("ragkv.store.copying.REMEMBERED", 2)
     with Store.open(config(tmp_path)) as store:
-        store.put_durably(make_entry(1))
+        store.durable.put(make_entry(1))
     for deletions, copied in ((2, 1), (3, 0)):
         with Store.open(config(tmp_path)) as store:
             with leased(store, make_entry(1)):
@@ -217,15 +217,15 @@ def test_an_entry_deleted_during_its_lookup_is_not_promoted(tmp_path: Path) -> N
 def test_a_read_only_store_reads_next_to_its_writer_and_refuses_to_write(
     store: Store, tmp_path: Path
 ) -> None:
-    store.put_durably(make_entry(1))
+    store.durable.put(make_entry(1))
     with Store.open(config(tmp_path, read_only=True)) as reader:
-        store.put_durably(make_entry(2))
+        store.durable.put(make_entry(2))
         assert all(served(reader, number) for number in (1, 2))
         reader.put(make_entry(3))  # stored in the reader's own memory
         assert served(reader, 3)
         assert not store.contains(make_entry(3).info.key)
         for write in (
-            lambda: reader.put_durably(make_entry(4)),
+            lambda: reader.durable.put(make_entry(4)),
             lambda: reader.delete(make_entry(1).info.key),
         ):
             with pytest.raises(StoreReadOnlyError, match="reading only"):

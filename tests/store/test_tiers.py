@@ -278,7 +278,7 @@ def test_gc_drops_the_refused_identities_and_returns_the_bytes_freed(
 ) -> None:
     tier.put(entry_of(2, identity=dict(other_identities(identity))["weights"]))
     before = counted(tier).used_bytes
-    freed = Store([tier], write_buffer_bytes=0).gc(lambda found: found == identity)
+    freed = Store([tier], write_buffer_bytes=0).contents.gc(lambda found: found == identity)
     left = counted(tier).used_bytes
     assert left < 0.6 * before
     assert freed == (0 if tier.is_remote else before - left)
@@ -391,10 +391,10 @@ def test_a_tier_of_one_file_and_one_line_is_opened_from_settings_and_takes_its_p
             assert same(read_all(lease), make_entry(0))
         store.flush()
         assert memory.contains(make_entry(0).info.key)  # copied up
-        store.queued(hint_of(1))
+        store.prefetcher.queued(hint_of(1))
         store.flush()
         assert memory.contains(make_entry(1).info.key)  # fetched ahead
         assert store.delete(make_entry(1).info.key)
         assert not store.contains(make_entry(1).info.key)
-        store.gc(lambda _: False)
+        store.contents.gc(lambda _: False)
         assert toy.stats().entries == 0

@@ -28,7 +28,7 @@ def use_for_ever(url: str, prefix: str, seed: int) -> None:
             entry = entry_of(choose.randrange(NUMBERS))
             action = choose.random()
             if action < 0.4:
-                store.put_durably(entry)
+                store.durable.put(entry)
             elif action < 0.5:
                 store.delete(entry.info.key)
             else:

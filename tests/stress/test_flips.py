@@ -35,7 +35,7 @@ def try_one(directory: Path, choose: random.Random, log: pytest.LogCaptureFixtur
         assert missing.info.key == EntryKey.from_text(path.stem)
         assert store.stats().tiers[0].damaged == 1
         assert str(missing.info.key) in log.text
-        assert store.put_durably(missing)
+        assert store.durable.put(missing)
         assert all(served(store, entry) for entry in ENTRIES), "the store is not usable afterwards"
 
 
@@ -48,7 +48,7 @@ def test_wrong_bytes_are_never_served_after_bit_flips(
     choose = random.Random(flips)
     with Store.open(config_of(tmp_path)) as store:
         for entry in ENTRIES:
-            assert store.put_durably(entry)
+            assert store.durable.put(entry)
     with caplog.at_level(logging.WARNING, "ragkv"):
         for _ in range(flips):
             try_one(tmp_path, choose, caplog)
@@ -58,7 +58,7 @@ def test_the_next_read_of_an_open_store_detects_a_flip(tmp_path: Path) -> None:
     choose = random.Random(1)
     with Store.open(config_of(tmp_path)) as store:
         for _ in range(50):
-            assert store.put_durably(ENTRIES[0])
+            assert store.durable.put(ENTRIES[0])
             (path,) = tmp_path.glob("entries/*/*")
             flip(path, choose)
             assert not served(store, ENTRIES[0])

@@ -27,7 +27,7 @@ def test_a_full_disk_loses_no_entry_and_recovers_after_deletions(
     # 80 KiB each: 40 do not fit
     entries = [make_entry(number, tokens=1000) for number in range(40)]
     with Store.open(config_of(small)) as store:
-        stored = [entry for entry in entries if store.put_durably(entry)]
+        stored = [entry for entry in entries if store.durable.put(entry)]
         assert 5 < len(stored) < 40
         assert caplog.text.count("No space left") == 1
         assert not list(small.glob("tmp/*"))
@@ -39,7 +39,7 @@ def test_a_full_disk_loses_no_entry_and_recovers_after_deletions(
         refused = next(entry for entry in entries if entry not in stored)
         store.delete(stored[0].info.key)
         store.delete(stored[1].info.key)
-        assert store.put_durably(refused)
+        assert store.durable.put(refused)
         assert served(store, refused)
     with Store.open(config_of(small)) as store:
         assert all(served(store, entry) for entry in [refused, *stored[2:]])
@@ -47,9 +47,9 @@ def test_a_full_disk_loses_no_entry_and_recovers_after_deletions(
 
 def test_a_store_on_a_full_disk_opens_serves_and_deletes(small: Path) -> None:
     with Store.open(config_of(small)) as store:
-        assert store.put_durably(make_entry(1))
+        assert store.durable.put(make_entry(1))
     fill(small)
     with Store.open(config_of(small)) as store:
         assert served(store, make_entry(1))
-        assert not store.put_durably(make_entry(2, tokens=1000))
+        assert not store.durable.put(make_entry(2, tokens=1000))
         assert store.delete(make_entry(1).info.key)

@@ -70,7 +70,7 @@ def check_after_kill(directory: Path, journal: Path, counts: collections.Counter
     counts["orphans in tmp"] += sum(1 for _ in directory.glob("tmp/*"))
     with Store.open(config_of(directory)) as store:
         served = set()
-        for info in list(store.infos()):
+        for info in list(store.contents.infos()):
             lease = store.lease(info.identity, info.token_ids)
             assert lease is not None
             with lease:
@@ -94,7 +94,7 @@ def check_after_kill(directory: Path, journal: Path, counts: collections.Counter
         )
         assert not list(directory.glob("tmp/*"))
         probe = make_entry(1)
-        assert store.put_durably(probe)
+        assert store.durable.put(probe)
         assert store.delete(probe.info.key)
     counts.update(
         {

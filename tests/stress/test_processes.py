@@ -31,7 +31,7 @@ def test_a_second_process_is_refused_as_writer_and_can_read_next_to_it(tmp_path:
         with Store.open(config_of(directory, read_only=True)) as reader:
             ends = time.monotonic() + 2  # the writer puts, deletes and evicts meanwhile
             while time.monotonic() < ends or served <= 50:
-                for info in reader.infos():
+                for info in reader.contents.infos():
                     lease = reader.lease(info.identity, info.token_ids)
                     if lease is not None:  # else it was deleted or evicted since
                         with lease:

@@ -54,6 +54,6 @@ def test_three_processes_killed_at_random_leave_right_entries(
         assert isinstance(tier, RemoteTier)
         assert sum(served(store, entry_of(number)) for number in range(NUMBERS)) > 3
         for number in range(NUMBERS):  # an entry that was half written can be written again
-            assert store.put_durably(entry_of(number))
+            assert store.durable.put(entry_of(number))
             assert served(store, entry_of(number))
         assert counted(tier).entries == len(list(tier.infos())) == NUMBERS

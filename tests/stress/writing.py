@@ -48,7 +48,7 @@ def write_for_ever(directory: Path, journal: Path, round_number: int) -> None:
             entry = entry_of(number)
             if choose.random() < 0.3:
                 store.put(entry)  # written in the background
-            elif store.put_durably(entry):
+            elif store.durable.put(entry):
                 confirm(f"stored {number}")
             if choose.random() < 0.2:
                 confirm(f"deleting {number}")

@@ -337,7 +337,7 @@ class Collections(Closing):
 
     def _make_room(self) -> bool:
         """Give up KV, then the reserve, to a deletion. Whether that freed any space."""
-        return self._engine.store.give_way() or self._reserve.give_up()
+        return self._engine.store.limits.give_way() or self._reserve.give_up()
 
     def _drop_all_of(self, folder: Path) -> None:
         """Drop the KV of all texts in a folder that no collection holds any more."""
@@ -345,4 +345,4 @@ class Collections(Closing):
 
     def _leave_disk(self) -> None:
         """Leave to KV what documents do not take of the tenant's disk."""
-        self._engine.store.leave_disk(self.folders.size_bytes())
+        self._engine.store.limits.leave_disk(self.folders.size_bytes())

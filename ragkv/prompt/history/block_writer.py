@@ -102,13 +102,15 @@ class BlockWriter:
         """The keys of all blocks that are stored here, also those of other models. Reads
         no file.
         """
-        return set(self.store.block_keys())
+        return set(self.store.contents.block_keys())
 
     def own(self) -> set[EntryKey]:
         """The keys of the entries on this machine that are this model's and application's."""
         own = replace(self.base, context="")
         return {
-            info.key for info in self.store.sample() if replace(info.identity, context="") == own
+            info.key
+            for info in self.store.contents.sample()
+            if replace(info.identity, context="") == own
         }
 
     def stored(self, key: EntryKey) -> bool:

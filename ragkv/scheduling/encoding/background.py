@@ -217,7 +217,7 @@ class BackgroundEncoder:
                 if self._closing:
                     return None
                 new = None if self._waiting else next(iter(self._last), None)
-                if new and self.store.room_bytes() < self.encoder.entry_bytes(len(new)):
+                if new and self.store.durable.room_bytes() < self.encoder.entry_bytes(len(new)):
                     log.warning(
                         "The store is full: %d chunks get KV when a question needs them.",
                         len(self._last),

@@ -194,7 +194,7 @@ def test_blocks_of_a_conversation_that_is_gone_from_the_server_are_deleted(
     engine.flush()
     (info,) = [info for info in engine.conversations.list() if info.session_id.endswith("s")]
     group = conversation_group(info.session_id)
-    blocks = {entry.key for entry in engine.store.sample() if entry.group == group}
+    blocks = {entry.key for entry in engine.store.contents.sample() if entry.group == group}
     assert blocks and all(world.has("one", key) for key in blocks)
     redis.server.kill()
     redis.server.start()

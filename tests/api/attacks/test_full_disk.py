@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.api.keys import ANONYMOUS
 from ragkv.config import MIB
+from ragkv.store.limits import StoreLimits
 from tests.api.helpers import app_on, client_of, engine_of
 from tests.scheduling.helpers import until
 from tests.small_disk import fill, small_disk
@@ -96,7 +97,10 @@ def test_on_a_full_disk_deletions_are_made_and_kv_gives_way_to_documents(
 
 @pytest.mark.parametrize("act", [delete_document, delete_collection, delete_conversation])
 def test_on_a_full_disk_without_kv_deletions_have_a_reserve_and_uploads_have_none(
-    reader: Engine, disk: Path, act: Callable[[TestClient], int]
+    reader: Engine,
+    disk: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    act: Callable[[TestClient], int],
 ) -> None:
     with client_of(app_on(reader, disk / "home", engine=CONFIG)) as client:
         gone = stored(client, "one")
@@ -106,7 +110,7 @@ def test_on_a_full_disk_without_kv_deletions_have_a_reserve_and_uploads_have_non
         engine.flush()
         reserve = disk / "home" / "reserve"
         fill(disk)
-        engine.store.give_way = lambda: False  # type: ignore[method-assign]
+        monkeypatch.setattr(StoreLimits, "give_way", lambda _: False)
         assert upload(client) == 507 and reserve.exists()
         assert act(client) == 200
         if act is delete_document:
@@ -122,15 +126,14 @@ def test_on_a_full_disk_without_kv_deletions_have_a_reserve_and_uploads_have_non
 
 
 def test_a_full_disk_without_kv_and_reserve_refuses_with_507_and_finishes_a_deletion_after_a_restart(
-    reader: Engine, disk: Path
+    reader: Engine, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with client_of(app_on(reader, disk / "home", engine=CONFIG)) as client:
         keys = stored(client, "one")
         reserve = disk / "home" / "reserve"
         fill(disk)
         client.app.state.service.tenants.give_way = lambda *_: False  # type: ignore[attr-defined]
-        engine = engine_of(client.app)
-        engine.store.give_way = lambda: False  # type: ignore[method-assign]
+        monkeypatch.setattr(StoreLimits, "give_way", lambda _: False)
         reserve.unlink()
         fill(disk)
         refused = client.post(

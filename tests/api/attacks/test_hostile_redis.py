@@ -116,7 +116,7 @@ def forged_head(old: bytes, facts: dict[str, Any]) -> bytes:
 def test_a_value_under_another_key_is_a_miss(config: RedisConfig, vandal: Vandal) -> None:
     with redis_store(config) as store:
         for number in (1, 2):
-            store.put_durably(make_entry(number))
+            store.durable.put(make_entry(number))
         one, two = (make_entry(number).info.key for number in (1, 2))
         vandal.client.hset(vandal.entry(two), mapping=vandal.client.hgetall(vandal.entry(one)))
         assert hit(store, 2) is None and hit(store, 1) is not None
@@ -129,11 +129,11 @@ def test_an_old_layer_group_is_not_mixed_with_a_newer_entry(
     with redis_store(replace(config, group_bytes=1)) as store:
         old = make_entry(1)
         old.kv.add_(1)
-        store.put_durably(old)
+        store.durable.put(old)
         name = vandal.entry(old.info.key)
         replayed = vandal.client.hget(name, 1)
         assert replayed and store.delete(old.info.key)
-        store.put_durably(make_entry(1))
+        store.durable.put(make_entry(1))
         vandal.client.hset(name, 1, replayed)
         lease = store.lease(old.info.identity, old.info.token_ids)
         assert lease is not None
@@ -149,7 +149,7 @@ def test_a_huge_value_is_not_fetched(
         config = replace(config, url=f"redis://{LOOPBACK}:{proxy.port}/0", group_bytes=1)
         with redis_store(config) as store:
             entry = make_entry(1)
-            store.put_durably(entry)
+            store.durable.put(entry)
             name = vandal.entry(entry.info.key)
             for layer_group in (0, 1):
                 vandal.client.hset(
@@ -174,7 +174,7 @@ def test_a_head_with_forged_facts_is_a_miss_or_harmless(
 ) -> None:
     with redis_store(config) as store:
         entry = make_entry(1)
-        store.put_durably(entry)
+        store.durable.put(entry)
         name = vandal.entry(entry.info.key)
         genuine = vandal.client.hget(name, 0)
         facts = facts_of(genuine)
@@ -185,7 +185,7 @@ def test_a_head_with_forged_facts_is_a_miss_or_harmless(
             lease = store.lease(entry.info.identity, entry.info.token_ids)  # raises nothing
             if lease is not None:
                 lease.close()
-            store.put_durably(entry)
+            store.durable.put(entry)
 
 
 @pytest.mark.parametrize("config", ["without a secret"], indirect=True)
@@ -195,7 +195,7 @@ def test_an_engine_computes_what_a_forged_entry_has_in_another_shape(
     with engine_at(None, redis=config, memory_bytes=0) as engine:
         engine.warm([A])
         wanted = engine.answer(question(0), [A], max_new_tokens=4, reuse="none").token_ids
-        (info,) = engine.store.infos()
+        (info,) = engine.store.contents.infos()
         forged = replace(info, layers=1, kv_heads=1, head_dim=2)
         kv = make_entry(1).kv.new_zeros((1, *forged.shape), dtype=info.dtype)
         entry = replace(make_entry(1), info=forged, kv=kv)
@@ -212,7 +212,7 @@ def test_names_and_types_that_are_no_entries_do_no_harm(
     config: RedisConfig, vandal: Vandal, wrong: bytes
 ) -> None:
     with redis_store(config) as store:
-        store.put_durably(make_entry(1))
+        store.durable.put(make_entry(1))
         name = vandal.entry(make_entry(1).info.key)
         vandal.client.set(name.encode()[:-64] + wrong, b"x")
         vandal.client.delete(name)
@@ -220,7 +220,7 @@ def test_names_and_types_that_are_no_entries_do_no_harm(
         assert hit(store, 1) is None
         store.put(make_entry(1))
         store.flush()
-        assert list(store.infos()) == []
+        assert list(store.contents.infos()) == []
 
 
 def test_an_answer_without_end_is_cut_off() -> None:

@@ -96,5 +96,5 @@ def _stored(world: World, tenant: str) -> Iterator[tuple[str, EntryInfo]]:
             )
     for place, config in places.items():
         with Store.open(config) as store:
-            for info in store.infos():
+            for info in store.contents.infos():
                 yield place, info

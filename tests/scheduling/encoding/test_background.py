@@ -18,6 +18,7 @@ from ragkv.errors import EntryDamagedError
 from ragkv.fusion import Fusor
 from ragkv.scheduling.encoding import background as background_module
 from ragkv.store import DiskTier, EntryKey, Lease, MemoryTier
+from ragkv.store.durable import DurableTiers
 from ragkv.store.record import read_head
 from tests.engine.helpers import A, B, C, Q, close, counts, engine_of, full_prefill, ids, stored
 from tests.faults import raising
@@ -244,7 +245,7 @@ class TestWaiting:
     ) -> None:
         background = engine.entries.background
         with monkeypatch.context() as failing, caplog.at_level(logging.CRITICAL):
-            failing.setattr(engine.store, "room_bytes", raising(OSError("gone")))
+            failing.setattr(DurableTiers, "room_bytes", raising(OSError("gone")))
             background.add(tuple(A), last=True)
             flushing = begin(background.flush)
             flushing.join(30)

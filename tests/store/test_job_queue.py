@@ -6,7 +6,7 @@ import pytest
 
 from ragkv.errors import EntryUnreachableError
 from ragkv.store import EntryKey
-from ragkv.store.background import Background, Job
+from ragkv.store.job_queue import Background, Job
 from tests.faults import raising
 
 

@@ -1,0 +1,43 @@
+"""What may stay in which tier: a placement keeps entries out of memory, documents take room on the
+disk, and policies have a latency threshold.
+"""
+
+from dataclasses import dataclass
+
+from .copying import Placement, TierCopies
+from .tiers import Tier, TierKind
+
+
+@dataclass(frozen=True, eq=False)
+class StoreLimits:
+    """Changes what the tiers of a store keep. All methods are thread-safe."""
+
+    tiers: tuple[Tier, ...]  # fastest first
+    copies: TierCopies  # between them
+
+    def place_by(self, placement: Placement) -> None:
+        """From now on ask `placement` which entries, that a tier below has, are stored and copied
+        up to memory. Those in memory that do not belong there leave it, as far as a disk has them.
+        """
+        self.copies.placement = placement
+        local = [tier for tier in self.tiers if not tier.is_remote]
+        for memory in (tier for tier in local if tier.kind is TierKind.MEMORY):
+            for info in memory.infos():
+                is_below = any(tier.contains(info.key) for tier in local if tier is not memory)
+                if is_below and not self.copies.in_memory(info, 0, used=True):
+                    memory.delete(info.key)
+
+    def retarget(self, xi_blocks: int) -> None:
+        """Tell the policies of all tiers their latency threshold, in blocks."""
+        for tier in self.tiers:
+            tier.tell(lambda policy: policy.retarget(xi_blocks))
+
+    def leave_disk(self, size_bytes: int) -> None:
+        """Leave so many of `disk_bytes` to what lies next to the entries, such as documents."""
+        for tier in self.tiers:
+            tier.leave(size_bytes)
+
+    def give_way(self) -> bool:
+        """Give up entries on disk, because it is full; whether that freed any space."""
+        freed = [tier.give_way() for tier in self.tiers]
+        return sum(freed) > 0
