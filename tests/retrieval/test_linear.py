@@ -16,6 +16,7 @@ import pytest
 from ragkv.errors import DocumentError
 from ragkv.retrieval import Document, Index, Splitter, index_bytes, load_bytes
 
+from .pdf_files import pdf_of
 from .sample_files import paragraph, pdf, table, word
 
 SIZE = 300  # of the smallest document, in repeated units
@@ -74,6 +75,11 @@ CASES: dict[str, Callable[[int], bytes | str]] = {
     "words.eml": lambda n: mail("To: " + "=?utf-8?q?a?= " * n, "", "body " * n),
     "paragraphs.docx": lambda n: word(paragraph("one two three") * (n // 4)),
     "rows.docx": lambda n: word(table(*[["a", "b"]] * (n // 8))),
+    "spans.pdf": lambda n: pdf_of(
+        "BT 72 700 Td /F1 1 Tf "
+        + "/Span << /ActualText (abc) >> BDC (x) Tj EMC (-) Tj 0 -1 Td " * (n // 4)
+        + "ET"
+    ),
     "pages.pdf": lambda n: pdf(*[f"Page {k} of the mill." for k in range(n // 20)]),
 }
 

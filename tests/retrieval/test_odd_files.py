@@ -16,6 +16,7 @@ from ragkv.retrieval.documents.reading import LOST
 from tests.timing import assert_linear, processor_seconds
 
 from . import sample_files
+from .pdf_files import pdf_of
 from .sample_files import cell, paragraph, table, word
 
 
@@ -313,6 +314,7 @@ def test_a_bad_line_costs_this_line(line: str, why: str) -> None:
 # Time
 
 
+SPAN = "/Span << /ActualText (abc) >> BDC (x) Tj EMC "
 HOSTILE: dict[str, Callable[[int], bytes | str]] = {
     "tags.html": lambda n: "<a " * n,
     "comments.html": lambda n: "<!--" * n,
@@ -324,6 +326,10 @@ HOSTILE: dict[str, Callable[[int], bytes | str]] = {
     "lines.jsonl": lambda n: '{"text": "x"}\n{\n' * (n // 4),
     "scripts.html": lambda n: "<sup>x" * (n // 10) + "10<sup>6</sup>" * (n // 10),
     "notes.html": lambda n: "<a href='#a'><sup>1</sup></a>" * (n // 20) + "<p id=a>x" * (n // 20),
+    "sheets.html": lambda n: "<style>.a{vertical-align:super} .b,</style><b class=a>" * (n // 40),
+    "styles.html": lambda n: "<b style='vertical-align:" + "(" * n + "'>x",
+    "struck.html": lambda n: "<s>1" * (n // 10) + "<ruby>a<rt>b" * (n // 10) + "<q>" * (n // 10),
+    "links.html": lambda n: "<a href='#a'>1</a>" * (n // 20) + "<a href='#b'>" * (n // 20),
     "spans.html": lambda n: (
         "<table><tr>" + "<td rowspan=99 colspan=99>xyz" * 50 + "<tr><td>y" * (n // 8)
     ),
@@ -336,6 +342,7 @@ HOSTILE: dict[str, Callable[[int], bytes | str]] = {
     "orders.log": lambda n: "\x1b[" + "1" * n + "\x1b]" * (n // 2) + "a\x08" * (n // 2),
     "tags.vtt": lambda n: "WEBVTT\n\n00:01.0 --> 00:02.0\n" + "<v." * (n // 3),
     "blank.srt": lambda n: "\n \t" * n,
+    "broken.pdf": lambda n: pdf_of(f"BT 72 700 Td /F1 1 Tf {SPAN * (n // 20)} ET"),
     "encoding.eml": lambda n: mail(b"a" * n, "punycode"),
 }
 

@@ -7,38 +7,17 @@ import datetime
 import io
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
 import pytest
 
 from ragkv.errors import DocumentError
-from ragkv.retrieval import Document, load_bytes
-from ragkv.retrieval.documents.reading import LOST
 
 from . import sample_files
 from .pdf_files import pdf_of, text_at
+from .read_files import lost, read, run, text
 from .word_lists import item, level, word_with_lists
-
-
-def read(name: str, data: bytes | str) -> Document:
-    (document,) = load_bytes(Path(name), data.encode() if isinstance(data, str) else data)
-    assert isinstance(document, Document), document
-    return document
-
-
-def text(name: str, data: bytes | str) -> str:
-    return read(name, data).text
-
-
-def lost(document: Document) -> str:
-    return "; ".join(document.metadata.get(LOST, ()))
-
-
-def run(words: str, properties: str = "") -> str:
-    return f'<w:r><w:rPr>{properties}</w:rPr><w:t xml:space="preserve">{words}</w:t></w:r>'
-
 
 RAISED = '<w:vertAlign w:val="superscript"/>'
 
@@ -472,7 +451,7 @@ def test_a_pdf_is_read_as_it_is_shown(data: bytes, expected: str, told: str) -> 
         (f"<w:p>{run('one')}<w:r><w:br w:type='page'/></w:r>{run('two')}</w:p>", "one\ntwo", ""),
         (f"<w:p>{run('see ')}<w:fldSimple w:instr='REF'>{run('2.2')}</w:fldSimple></w:p>", "see 2.2", ""),
         ("<w:p><w:r><w:ruby><w:rt>" + run("kana") + "</w:rt><w:rubyBase>" + run("base")
-         + "</w:rubyBase></w:ruby></w:r></w:p>", "base", ""),
+         + "</w:rubyBase></w:ruby></w:r></w:p>", "base(kana)", ""),
     ],
 )  # fmt: skip
 def test_a_word_file_is_read_as_it_is_shown(body: str, expected: str, told: str) -> None:

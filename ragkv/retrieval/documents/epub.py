@@ -1,11 +1,16 @@
 """EPUB: the chapters in reading order, each as HTML. A bad chapter costs this chapter."""
 
 import posixpath
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
 
-from .html import declared_encoding, text_of
+from ragkv.errors import DocumentError
+from ragkv.runtime import counted
+
+from .html import Sheets, declared_encoding, text_of
 from .office.archives import opened_archive, parsed_xml, title_in, unpacked_bytes
 from .reading import FileContent, Loaded, decode, part
 
@@ -27,15 +32,35 @@ def load_epub(content: FileContent) -> Loaded:
 
 def _chapters(content: FileContent, archive: Any, package: str, lost: list[str]) -> Iterator[str]:
     root = parsed_xml(archive.read(package))
-    items = {
-        item.get("id"): str(item.get("href")) for item in root.iterfind(".//{*}manifest/{*}item")
-    }
+    folder = posixpath.dirname(package)
+    items = dict[Any, str]()
+    styles = list[str]()
+    for item in root.iterfind(".//{*}manifest/{*}item"):
+        name = posixpath.normpath(posixpath.join(folder, unquote(str(item.get("href")))))
+        items[item.get("id")] = name
+        if item.get("media-type") == "text/css":
+            styles.append(name)
+    sheets = _sheets(content, archive, styles)
+    hidden = 0
     for number, entry in enumerate(root.iterfind(".//{*}spine/{*}itemref"), start=1):
         text = ""
         with part(lost, f"chapter {number}"):
-            href = unquote(items[entry.get("idref")])
-            name = posixpath.normpath(posixpath.join(posixpath.dirname(package), href))
+            name = items[entry.get("idref")]
             data = archive.read(name)
-            text, _ = text_of(decode(name, data, content.encoding, declared_encoding(data)))
+            text = decode(name, data, content.encoding, declared_encoding(data))
+            page = text_of(text, sheets)
+            text = page.text
+            hidden += page.hidden
         if text:
             yield text
+    if hidden:
+        lost.append(counted(hidden, "hidden text"))
+
+
+def _sheets(content: FileContent, archive: Any, names: Iterable[str]) -> Sheets:
+    """The style sheets of a book, which say what is raised. One that cannot be read costs this."""
+    sheets = Sheets()
+    for name in names:
+        with suppress(KeyError, DocumentError, zipfile.BadZipFile):
+            sheets.add(decode(name, archive.read(name), content.encoding))
+    return sheets

@@ -105,7 +105,9 @@ class _Mail:
         data = bytes(part.get_payload(decode=True) or b"")
         charset = part.get_content_charset()
         if kind == "text/html":
-            return text_of(self._decode(data, charset or declared_encoding(data)))[0]
+            page = text_of(self._decode(data, charset or declared_encoding(data)))
+            self.lost += page.lost
+            return page.text
         return self._decode(data, charset).replace("\r\n", "\n").strip()
 
     def _decode(self, data: bytes, charset: str | None) -> str:

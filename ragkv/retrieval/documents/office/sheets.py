@@ -14,6 +14,7 @@ from typing import Any
 
 from ragkv.runtime import counted
 
+from ..marks import Part, Place, joined, struck
 from ..reading import FileContent, Loaded, part
 from ..tables import SAMPLE_ROWS, Row, find_header, named_lines
 from .archives import CORE, EXTRA, opened_archive, title_in, unpacked_bytes
@@ -21,6 +22,7 @@ from .number_formats import shown
 
 # How often the text of merged cells is repeated, in relation to the cells of the sheet.
 MERGED_SHARE = 4
+PLACES = {"superscript": Place.RAISED, "subscript": Place.LOWERED}
 FIRST_OWN_FORMAT = 164  # Formats below are built in.
 
 
@@ -30,7 +32,9 @@ def load_xlsx(content: FileContent) -> Loaded:
     lost = list[str]()
     with content.parsing("XLSX"):
         archive = opened_archive(content, by_expat=True)
-        book = openpyxl.load_workbook(io.BytesIO(content.data), read_only=True, data_only=True)
+        book = openpyxl.load_workbook(
+            io.BytesIO(content.data), read_only=True, data_only=True, rich_text=True
+        )
         texts = content.bounded(_sheet_texts(book, lost), unpacked_bytes(archive))
         text = "".join(texts).strip()
         title = title_in(archive, CORE)
@@ -94,7 +98,9 @@ def _read(sheet: Any, source: Any) -> _Cells:
             style = cell["style_id"]
             if style not in codes:
                 codes[style] = _format_of(sheet.parent, style)
-            if text := " ".join(shown(cell["value"], codes[style]).split()):
+            value = cell["value"]
+            text = _rich_text(value) if isinstance(value, list) else shown(value, codes[style])
+            if text := " ".join(text.split()):
                 texts[cell["column"] - 1] = text
         if texts:
             cells.rows.setdefault(number - 1, {}).update(sorted(texts.items()))
@@ -108,6 +114,16 @@ def _read(sheet: Any, source: Any) -> _Cells:
             for one in parser.merged_cells.mergeCell
         ]
     return cells
+
+
+def _rich_text(parts: list[Any]) -> str:
+    """A text of several looks, of which some are raised, lowered or struck out."""
+    found = list[Part]()
+    for one in parts:
+        font = getattr(one, "font", None)
+        text = struck(str(one)) if font is not None and font.strike else str(one)
+        found.append((text, PLACES.get(str(getattr(font, "vertAlign", "")), Place.LINE)))
+    return joined(found)
 
 
 def _parser_of(sheet: Any, source: Any, cells: _Cells) -> Any:
@@ -130,6 +146,7 @@ def _parser_of(sheet: Any, source: Any, cells: _Cells) -> Any:
         sheet._shared_strings,
         data_only=True,
         epoch=book.epoch,
+        rich_text=True,
         date_formats=book._date_formats,
         timedelta_formats=book._timedelta_formats,
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..formulas import formula_text
 from ..html_tables import Cell, table_of
-from ..marks import Kind, lowered, number_text, raised
+from ..marks import Kind, Part, Place, joined, number_text, struck
 from ..reading import FileContent, Loaded, part
 from .archives import CORE, EXTRA, opened_archive, title_in, unpacked_bytes
 
@@ -118,22 +118,26 @@ def _number(number: int, look: str) -> str:
 
 
 def _paragraph_text(element: Any) -> str:
-    parts = list[str]()
+    parts = list[Part]()
     for child in element:
         if child.tag == f"{A}br":
-            parts.append("\n")
+            parts.append(("\n", Place.LINE))
         elif child.tag in (f"{A}r", f"{A}fld"):
-            parts.append(_run_text(child, "".join(parts[-1:])))
+            parts.append(_run(child))
         else:
-            parts += map(formula_text, child.iter(f"{MATH}oMath"))
-    return "".join(parts)
+            parts += ((formula_text(one), Place.LINE) for one in child.iter(f"{MATH}oMath"))
+    return joined(parts)
 
 
-def _run_text(run: Any, before: str) -> str:
-    """A text of one look, which may be raised or lowered."""
+def _run(run: Any) -> Part:
+    """A text of one look, which may be raised, lowered or struck out."""
     text = (run.findtext(f"{A}t") or "").replace("\v", "\n")
     properties = run.find(f"{A}rPr")
-    shift = "0" if properties is None else str(properties.get("baseline", "0"))
-    if not shift.strip("0%") or not text.strip():
-        return text
-    return lowered(text, before) if shift.startswith("-") else raised(text)
+    if properties is None:
+        return text, Place.LINE
+    if properties.get("strike", "noStrike") != "noStrike":
+        text = struck(text)
+    shift = str(properties.get("baseline", "0"))
+    is_shifted = bool(shift.strip("0%"))
+    lowers = shift.startswith("-")
+    return text, Place.LINE if not is_shifted else Place.LOWERED if lowers else Place.RAISED

@@ -2,8 +2,8 @@
 
 mammoth knows whether a paragraph is in a list, and not which number it has. So the numbers of
 lists, headings and clauses are computed as Word does and put before the text. The rules are those
-of ECMA-376, part 1, 17.9. Further: hidden text goes, pages breaks end a line, results of fields
-stay, formulas become text.
+of ECMA-376, part 1, 17.9. Further: hidden text goes, text that a style raises is raised, page
+breaks end a line, results of fields stay, formulas become text.
 """
 
 import io
@@ -21,7 +21,8 @@ from ..formulas import formula_text
 from ..html import WRITTEN, text_of
 from ..reading import FileContent, Loaded
 from .archives import CORE, EXTRA, opened_archive, parsed_xml, title_in, unpacked_bytes
-from .word_numbers import MOST_LEVELS, NS, Numbering, Styles, W
+from .word_numbers import MOST_LEVELS, Numbering
+from .word_styles import NS, Styles, W
 
 MATH = "{http://schemas.openxmlformats.org/officeDocument/2006/math}"
 CHOICE = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Choice"
@@ -45,7 +46,7 @@ def load_docx(content: FileContent) -> Loaded:
             convert_image=mammoth.images.img_element(lambda _: {}),
         )
         (html,) = content.bounded([made.value], unpacked_bytes(archive))
-        text, _ = text_of(html)
+        text = text_of(html).text
         title = title_in(archive, CORE)
     found = (re.search(r"element was ignored: (.+)", message.message) for message in made.messages)
     lost += [
@@ -106,17 +107,14 @@ def _rewrite(root: Any, styles: Styles, numbering: Numbering, counts: Counter[st
         match etree.QName(element).localname:
             case "p":
                 _rewrite_paragraph(element, styles, numbering)
-            case "r":
-                if (
-                    styles.is_hidden(element.find("w:rPr", NS))
-                    and element.find("w:t", NS) is not None
-                ):
-                    counts["hidden text"] += 1
-                    _remove(element)
+            case "r" if element.find("w:t", NS) is not None:
+                _rewrite_run(element, styles, counts)
             case "br":
                 element.attrib.pop(f"{W}type", None)  # of a page or a column
-            case "fldSimple" | "ruby":
+            case "fldSimple":
                 _unwrap(element)
+            case "ruby":
+                _unwrap_ruby(element)
             case "footnoteReference" | "endnoteReference":
                 key = (element.tag, str(element.get(f"{W}id")))
                 if key in notes:  # a note is read once, where it is first
@@ -148,6 +146,17 @@ def _rewrite_paragraph(paragraph: Any, styles: Styles, numbering: Numbering) -> 
         _set_style(properties, f"{ITEM}{label.level}")
 
 
+def _rewrite_run(run: Any, styles: Styles, counts: Counter[str]) -> None:
+    """Take out hidden text, and say of raised and lowered text what it is."""
+    properties = run.find("w:rPr", NS)
+    paragraph = next(run.iterancestors(f"{W}p"), None)
+    if styles.is_hidden(properties, None if paragraph is None else paragraph.find("w:pPr", NS)):
+        counts["hidden text"] += 1
+        _remove(run)
+    elif script := styles.script(properties):
+        etree.SubElement(properties, f"{W}vertAlign").set(f"{W}val", script)
+
+
 def _set_style(properties: Any, name: str) -> None:
     for old in properties.xpath("w:numPr | w:pStyle", namespaces=NS):
         properties.remove(old)
@@ -165,16 +174,27 @@ def _run(text: str) -> Any:
 
 
 def _unwrap(element: Any) -> None:
-    """Put the runs of an element in its place: of text with a reading beside it, the text."""
-    is_ruby = element.tag == f"{W}ruby"
-    kept = element.find("w:rubyBase", NS) if is_ruby else element
-    place = element.getparent() if is_ruby and kept is not None else element
-    if place.getparent() is None:
+    """Put the runs of an element in its place."""
+    if element.getparent() is None:
         return
-    for run in list(kept):
-        if run.tag not in (f"{W}fldData", f"{W}rubyPr"):
-            place.addprevious(run)
+    for run in list(element):
+        if run.tag != f"{W}fldData":
+            element.addprevious(run)
     _remove(element)
+
+
+def _unwrap_ruby(ruby: Any) -> None:
+    """Put a text, and in brackets the reading beside it, in the place of the run that has them."""
+    base = ruby.find("w:rubyBase", NS)
+    place = ruby.getparent()
+    if base is None or place is None or place.getparent() is None:
+        return
+    reading = "".join(text.text or "" for text in ruby.iterfind("w:rt//w:t", NS))
+    for run in list(base):
+        place.addprevious(run)
+    if reading:
+        place.addprevious(_run(f"({reading})"))
+    _remove(place)
 
 
 def _replace(element: Any, other: Any) -> None:

@@ -5,17 +5,14 @@ one abstract list count on from each other, unless one of them has a start of it
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..marks import Kind, number_text
+from .word_styles import NS, Styles, W, value_of, whole
 
-NS = {"w": "http://schemas.openxmlformats.org/wordprocessingml/2006/main"}
-W = f"{{{NS['w']}}}"
 MOST_LEVELS = 9
-# So many styles are looked through for what one of them is based on.
-MOST_BASES = 20
 _KINDS: Mapping[str, Kind] = {
     "lowerLetter": "repeated",
     "upperLetter": "REPEATED",
@@ -36,18 +33,6 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True)
-class Style:
-    """What a paragraph or a character gets from its style alone."""
-
-    name: str = ""
-    base: str = ""
-    outline: str = ""  # level, from "0"
-    list_id: str = ""
-    level: str = ""
-    hidden: str = ""  # "1" or "0" if the style says so
-
-
-@dataclass(frozen=True, slots=True)
 class _Level:
     start: int = 1
     format: str = "decimal"
@@ -65,49 +50,6 @@ class _List:
     starts: Mapping[int, int]  # its own
 
 
-class Styles:
-    """The styles of a file, by their ids."""
-
-    def __init__(self, root: Any) -> None:
-        self._styles = {
-            str(one.get(f"{W}styleId")): _style(one) for one in root.iterfind("w:style", NS)
-        }
-        default = root.find("w:style[@w:default='1'][@w:type='paragraph']", NS)
-        self._default = "" if default is None else str(default.get(f"{W}styleId"))
-
-    def of(self, properties: Any) -> Style:
-        """The style of a paragraph with these properties (`None`: none)."""
-        return self._styles.get(self.id_of(properties), Style())
-
-    def id_of(self, properties: Any) -> str:
-        """The id of the style of a paragraph."""
-        return (_value(properties, "w:pStyle") if properties is not None else "") or self._default
-
-    def chain(self, style_id: str) -> Iterator[tuple[str, Style]]:
-        """A style, the one that it is based on, and so on, with their ids."""
-        for _ in range(MOST_BASES):
-            style = self._styles.get(style_id)
-            if style is None:
-                return
-            yield style_id, style
-            style_id = style.base
-
-    def outline_level(self, properties: Any) -> int | None:
-        """The level of a heading, from 0; `None` for other paragraphs."""
-        own = _value(properties, "w:outlineLvl")
-        based = (style.outline for _, style in self.chain(self.id_of(properties)) if style.outline)
-        return _whole(own or next(based, ""), None)
-
-    def is_hidden(self, properties: Any) -> bool:
-        """Whether a run with these properties is hidden text."""
-        if properties is None:
-            return False
-        own = _switch(properties.find("w:vanish", NS))
-        style_id = _value(properties, "w:rStyle")
-        based = (style.hidden for _, style in self.chain(style_id) if style.hidden)
-        return (own or next(based, "")) == "1"
-
-
 class Numbering:
     """Counts the paragraphs of a file, which must be given in their order."""
 
@@ -119,11 +61,11 @@ class Numbering:
         for one in root.iterfind("w:abstractNum", NS):
             abstract = str(one.get(f"{W}abstractNumId"))
             self._abstract[abstract] = _levels(one)
-            if link := _value(one, "w:numStyleLink"):
+            if link := value_of(one, "w:numStyleLink"):
                 links[abstract] = link
             for level in one.iterfind("w:lvl", NS):
-                if style := _value(level, "w:pStyle"):
-                    at = _whole(level.get(f"{W}ilvl"), 0) or 0
+                if style := value_of(level, "w:pStyle"):
+                    at = whole(level.get(f"{W}ilvl"), 0) or 0
                     self._of_style[(abstract, style)] = at
         self._lists = {str(one.get(f"{W}numId")): _list(one) for one in root.iterfind("w:num", NS)}
         for abstract, style_id in links.items():
@@ -159,8 +101,8 @@ class Numbering:
     def _place(self, properties: Any) -> tuple[str, int]:
         """The list and the level of a paragraph, by itself or by its style; ("", 0): none."""
         own = properties.find("w:numPr", NS) if properties is not None else None
-        list_id = _value(own, "w:numId") if own is not None else ""
-        level = _value(own, "w:ilvl") if own is not None else ""
+        list_id = value_of(own, "w:numId") if own is not None else ""
+        level = value_of(own, "w:ilvl") if own is not None else ""
         if not list_id:
             for style_id, style in self._styles.chain(self._styles.id_of(properties)):
                 if style.list_id:
@@ -169,7 +111,7 @@ class Numbering:
                     linked = self._of_style.get((abstract, style_id))
                     level = level or (style.level if linked is None else str(linked))
                     break
-        return ("", 0) if list_id in ("", NO_LIST) else (list_id, _whole(level, 0) or 0)
+        return ("", 0) if list_id in ("", NO_LIST) else (list_id, whole(level, 0) or 0)
 
 
 def _label_text(levels: Mapping[int, _Level], level: int, counts: Mapping[int, int]) -> str:
@@ -200,25 +142,13 @@ def _ordinal(number: int) -> str:
     return {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
 
 
-def _style(element: Any) -> Style:
-    properties = element.find("w:pPr", NS)
-    list_id = level = outline = ""
-    if properties is not None:
-        outline = _value(properties, "w:outlineLvl")
-        list_id = _value(properties, "w:numPr/w:numId")
-        level = _value(properties, "w:numPr/w:ilvl")
-    hidden = _switch(element.find("w:rPr/w:vanish", NS))
-    base = _value(element, "w:basedOn")
-    return Style(_value(element, "w:name"), base, outline, list_id, level, hidden)
-
-
 def _levels(element: Any) -> dict[int, _Level]:
     return {
-        _whole(one.get(f"{W}ilvl"), 0) or 0: _Level(
-            start=_whole(_value(one, "w:start"), 0) or 0,
-            format=_value(one, "w:numFmt") or "decimal",
-            text=_value(one, "w:lvlText"),
-            restarts=_value(one, "w:lvlRestart") != "0",
+        whole(one.get(f"{W}ilvl"), 0) or 0: _Level(
+            start=whole(value_of(one, "w:start"), 0) or 0,
+            format=value_of(one, "w:numFmt") or "decimal",
+            text=value_of(one, "w:lvlText"),
+            restarts=value_of(one, "w:lvlRestart") != "0",
             is_decimal=one.find("w:isLgl", NS) is not None,
         )
         for one in element.iterfind("w:lvl", NS)
@@ -229,27 +159,10 @@ def _list(element: Any) -> _List:
     starts = dict[int, int]()
     levels = dict[int, _Level]()
     for override in element.iterfind("w:lvlOverride", NS):
-        level = _whole(override.get(f"{W}ilvl"), 0) or 0
-        start = _whole(_value(override, "w:startOverride"), None)
+        level = whole(override.get(f"{W}ilvl"), 0) or 0
+        start = whole(value_of(override, "w:startOverride"), None)
         if start is not None:
             starts[level] = start
         for own in _levels(override).values():
             levels[level] = own
-    return _List(_value(element, "w:abstractNumId"), levels, starts)
-
-
-def _switch(element: Any) -> str:
-    """What an element that is a switch says: "1", "0", or "" if it is not there."""
-    if element is None:
-        return ""
-    return "0" if element.get(f"{W}val") in ("0", "false", "off") else "1"
-
-
-def _value(element: Any, path: str) -> str:
-    """The value of an inner element; "" if there is none."""
-    found = element.find(path, NS)
-    return "" if found is None else str(found.get(f"{W}val") or "")
-
-
-def _whole(value: str | None, otherwise: int | None) -> int | None:
-    return int(value) if value and re.fullmatch(r"[0-9]{1,9}", value) else otherwise
+    return _List(value_of(element, "w:abstractNumId"), levels, starts)

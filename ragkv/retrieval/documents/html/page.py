@@ -7,17 +7,25 @@ nesting than any real one loses its form, never its text.
 """
 
 import re
-from dataclasses import dataclass, field
-from enum import Enum, auto
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from lxml import etree
 
-from .formulas import Formula
-from .html_tables import MAX_SPAN, Cell, TableCells, is_layout
-from .marks import Kind, lowered, note_mark, number_text, raised
-from .reading import FileContent, Loaded
+from ragkv.runtime import counted
 
-SKIPPED = frozenset({"script", "style", "template", "noscript", "svg", "iframe", "select"})
+from ..formulas import Formula
+from ..html_tables import MAX_SPAN, Cell, TableCells, is_layout
+from ..marks import Place, note_mark, struck
+from ..reading import FileContent, Loaded
+from .buffers import Buffer
+from .lists import OpenList, list_of
+from .looks import Sheets, look_of
+
+_SKIPPED_NAMES = (
+    """audio canvas datalist iframe noscript rp script select style svg template video"""
+)
+SKIPPED = frozenset(_SKIPPED_NAMES.split())
 # KaTeX writes each formula twice: as MathML, and as spans of this class.
 SKIPPED_CLASS = "katex-html"
 _BLOCK_NAMES = """address article aside blockquote body caption dd details dialog div dl dt fieldset figcaption figure
@@ -25,10 +33,18 @@ _BLOCK_NAMES = """address article aside blockquote body caption dd details dialo
     title ul"""
 BLOCKS = frozenset(_BLOCK_NAMES.split())
 HEADINGS = {f"h{level}": level for level in range(1, 7)}
-# The text of elements in `OWN_BUFFER` is taken as a whole at their end.
-OWN_BUFFER = frozenset({"pre", "td", "th", "title", "sub", "sup", *HEADINGS})
-# What stands between two texts, from the weakest to the strongest.
-GAPS = ("", " ", "\n", "\n\n")
+CELLS = ("td", "th")
+STRUCK = frozenset({"del", "s", "strike"})
+# Elements within a line whose text is taken as a whole at their end, but in code. A link has one if
+# it leads to a place in the page.
+WITHIN_A_LINE = frozenset({"sub", "sup", "ruby", "rt", *STRUCK})
+OWN_BUFFER = frozenset({"pre", *CELLS, "title", *HEADINGS}) | WITHIN_A_LINE
+# Elements that may be raised or lowered by their style; of others a style moves the whole.
+NO_SCRIPTS = BLOCKS | {*CELLS, "tr", "img", "li", "br", "input", "sub", "sup", "body", "html"}
+SCRIPTS = {Place.RAISED: "sup", Place.LOWERED: "sub"}
+# Elements that stand apart from the text beside them.
+APART = frozenset({"button", "textarea", "legend", "summary"})
+NAME_CHARS = 200  # of an element's names are looked at
 # `MAX_DEPTH` elements may be open at once.
 MAX_DEPTH = 2000
 # `MAX_INDENT` levels of a list are shown.
@@ -37,25 +53,11 @@ MAX_INDENT = 8
 FEED_BYTES = 16 * 1024
 # A page declares its encoding within `DECLARED_BYTES`.
 DECLARED_BYTES = 4096
-# Kinds of numbers, by the attribute `type` and by the style `list-style-type`.
-NUMBERS: dict[str, Kind] = {
-    "1": "decimal",
-    "a": "letter",
-    "A": "LETTER",
-    "i": "roman",
-    "I": "ROMAN",
-    "decimal-leading-zero": "padded",
-    "lower-alpha": "letter",
-    "lower-latin": "letter",
-    "lower-roman": "roman",
-    "upper-alpha": "LETTER",
-    "upper-latin": "LETTER",
-    "upper-roman": "ROMAN",
-}
-# Items of a list of this class have their numbers in their text: `ragkv.retrieval.documents.office.word`.
-WRITTEN = "written"
 # What marks a note, where it is raised and links.
 _NOTE = re.compile(r"[\[(]?[\w*\u2020\u2021\u00a7]{1,4}[\])]?")
+# A link to a note that is not raised: behind a word or a number, or named so.
+_BEFORE_NOTE = re.compile(r"(?:\w|\d[.,;:]|[\])\u201d\u00bb])\Z")
+_NAMED_NOTE = re.compile(r"(?:foot|end|doc-)note|note-?ref|\bfn", re.IGNORECASE)
 # Links from a note back to the text have such a text alone.
 BACK = frozenset("\u2191\u21a9\u23ce\u2934^\ufe0e\ufe0f")
 
@@ -64,72 +66,22 @@ class _TooDeepError(Exception):
     """More than `MAX_DEPTH` elements are open."""
 
 
-@dataclass(slots=True)
-class _Buffer:
-    """Text that is being put together. Of the gaps between two texts the strongest counts."""
-
-    tag: str
-    parts: list[str] = field(default_factory=list)
-    gap: str = ""
-    mark: str = ""  # of a list's item, before its first text
-
-    def separate(self, gap: str) -> None:
-        if not self.mark and GAPS.index(gap) > GAPS.index(self.gap):
-            self.gap = gap
-
-    def item(self, mark: str) -> None:
-        self.mark = ""
-        self.separate("\n")
-        self.mark = mark
-
-    def write(self, text: str) -> None:
-        self.parts += (self.gap if self.parts else "", self.mark, text)
-        self.gap = self.mark = ""
-
-    @property
-    def last(self) -> str:
-        """What the next text is written behind; "" if there will be a gap."""
-        return self.parts[-1] if self.parts and not self.gap else ""
-
-    def take(self) -> str:
-        return "".join(self.parts)
-
-
-class _Marks(Enum):
-    """How a list marks its items."""
-
-    NUMBERS = auto()
-    BULLETS = auto()
-    NOTHING = auto()  # the texts have them
-
-
-@dataclass(slots=True)
-class _OpenList:
-    marks: _Marks
-    kind: Kind = "decimal"
-    number: int = 1  # of the next item
-    step: int = 1
-
-    def mark(self, attributes: dict[str, str]) -> str:
-        """The mark of the next item, with a space."""
-        if self.marks is not _Marks.NUMBERS:
-            return "- " if self.marks is _Marks.BULLETS else ""
-        self.number = _whole(attributes.get("value"), self.number)
-        number = self.number
-        self.number += self.step
-        return f"{number_text(number, NUMBERS.get(attributes.get('type', ''), self.kind))}. "
-
-
 class _Page:
     """A target of lxml's parser (its names are lxml's)."""
 
-    def __init__(self) -> None:
+    def __init__(self, sheets: Sheets) -> None:
         self.title = ""
-        self._buffers = [_Buffer("")]
+        self.hidden = 0  # texts that are not shown
+        self._sheets = sheets
+        self._left_out: list[str] = []  # the text within an element that is skipped
+        self._skipped_as = ""  # "hidden", or the name of the element
+        self._roles: list[str] = []  # what open elements are treated as
+        self._readings: list[list[str]] = []  # beside the text of open rubies
+        self._buffers = [Buffer("")]
         self._spans: list[tuple[int, int]] = []  # columns and rows of each open cell
         self._tables: list[TableCells] = []  # that are open
         self._heads = 0  # open heads of tables
-        self._lists: list[_OpenList] = []  # that are open
+        self._lists: list[OpenList] = []  # that are open
         self._skipped = 0  # open elements within one that is skipped
         self._depth = 0  # open elements
         self._formula: Formula | None = None
@@ -138,9 +90,10 @@ class _Page:
         self._is_note = False  # a raised text that is open leads to a note
         self._target = ""  # where the last link leads within the page
         self._is_new_link = False  # nothing stands in the innermost link yet
+        self._is_named_note = False  # the last link is named as one to a note
         self._notes: dict[str, str] = {}  # the id of a note -> its mark
 
-    def start(self, tag: str, attributes: dict[str, str]) -> None:
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise _TooDeepError
@@ -148,21 +101,31 @@ class _Page:
             self._formula_depth += 1
             self._formula.start(_local(tag))
             return
-        if self._skipped or _is_skipped(tag, attributes):
+        look = look_of(attributes)
+        if self._skipped or look.is_hidden or _is_skipped(tag, attributes):
+            if not self._skipped:
+                self._skipped_as = "hidden" if look.is_hidden else tag
             self._skipped += 1
             return
         buffer = self._buffers[-1]
+        role = tag
+        if tag not in NO_SCRIPTS:
+            place = look.place or self._sheets.place(tag, attributes)
+            role = SCRIPTS.get(place, tag) if place is not None else tag
+        self._roles.append(role)
         if tag in BLOCKS:
             buffer.separate("\n\n" if not self._lists or tag not in ("ol", "ul") else "\n")
         elif tag in ("br", "tr", "option"):
             buffer.separate("\n")
+        elif tag in APART or (tag == "ins" and buffer.last.endswith("~~")):
+            buffer.separate(" ")
         match _local(tag):
             case "table":
                 self._tables.append(TableCells())
             case "thead":
                 self._heads += 1
             case "ol" | "ul":
-                self._lists.append(_list_of(tag, attributes))
+                self._lists.append(list_of(tag, attributes))
             case "li":
                 indent = "  " * min(len(self._lists) - 1, MAX_INDENT)
                 mark = self._lists[-1].mark(attributes) if self._lists else "- "
@@ -172,13 +135,17 @@ class _Page:
                 self._spans.append((columns, _span(attributes.get("rowspan"))))
             case "a":
                 self._start_link(attributes)
+            case "ruby":
+                self._readings.append([])
+            case "q":
+                buffer.write('"')
             case "math":
                 self._formula = Formula()
                 self._formula_depth = 1
         if (note := self._notes.get(attributes.get("id", ""))) and (tag in BLOCKS or tag == "li"):
             buffer.mark = f"{note}: "
-        if tag in OWN_BUFFER:
-            self._buffers.append(_Buffer(tag))
+        if role in OWN_BUFFER and not (role in STRUCK and buffer.tag == "pre"):
+            self._buffers.append(Buffer(role))
 
     def end(self, tag: str) -> None:
         self._depth -= 1
@@ -187,8 +154,11 @@ class _Page:
             return
         if self._skipped:
             self._skipped -= 1
+            if not self._skipped:
+                self._end_skipped()
             return
-        if tag in OWN_BUFFER and self._buffers[-1].tag == tag:
+        role = self._roles.pop()
+        if role in OWN_BUFFER and self._buffers[-1].tag == role:
             self._end_buffer(self._buffers.pop())
         elif tag == "tr" and self._tables:
             self._tables[-1].end_row()
@@ -198,8 +168,12 @@ class _Page:
             self._heads -= 1
         elif tag in ("ol", "ul") and self._lists:
             self._lists.pop()
-        elif tag == "a" and self._links:
+        elif tag == "q":
+            self._buffers[-1].write('"')
+        if tag == "a" and self._links:
             self._end_link()
+        elif tag in APART:
+            self._buffers[-1].separate(" ")
         if tag in BLOCKS:
             self._buffers[-1].separate(
                 "\n" if self._lists and tag in ("ol", "ul", "p", "div") else "\n\n"
@@ -210,7 +184,10 @@ class _Page:
             self._formula.data(text)
             return
         buffer = self._buffers[-1]
-        if self._skipped or not text:
+        if self._skipped:
+            self._left_out.append(text)
+            return
+        if not text:
             return
         if buffer.tag == "pre":
             buffer.write(text)
@@ -237,20 +214,39 @@ class _Page:
             self._end_table(self._tables.pop())
         return self._buffers[0].take().strip()
 
-    def _start_link(self, attributes: dict[str, str]) -> None:
+    def _start_link(self, attributes: Mapping[str, str]) -> None:
         self._target = attributes.get("href", "").partition("#")[2]
         self._links.append(self._target)
         self._is_new_link = True
-        if "noteref" in attributes.get("role", "") + attributes.get("epub:type", ""):
-            self._buffers.append(_Buffer("a"))
-        elif self._buffers[-1].tag == "sup":
+        names = (attributes.get(name, "") for name in ("role", "epub:type", "class", "id"))
+        self._is_named_note = bool(_NAMED_NOTE.search(" ".join(names)[:NAME_CHARS]))
+        if self._buffers[-1].tag == "sup":
             self._is_note = bool(self._target)
+        elif self._buffers[-1].tag != "pre":
+            self._buffers.append(Buffer("a"))
 
     def _end_link(self) -> None:
-        if self._buffers[-1].tag == "a":
-            buffer = self._buffers.pop()
-            self._write_note(buffer.take(), self._buffers[-1])
         self._links.pop()
+        if self._buffers[-1].tag != "a":
+            return
+        buffer = self._buffers.pop()
+        outer = self._buffers[-1]
+        text = buffer.take()
+        outer.separate(buffer.lead)
+        is_behind = self._is_named_note or bool(_BEFORE_NOTE.search(outer.last[-2:]))
+        if self._target and is_behind and _NOTE.fullmatch(text):
+            self._write_note(text, outer)
+        elif text:
+            outer.write(text)
+        outer.separate(buffer.gap)
+
+    def _end_skipped(self) -> None:
+        text = "".join(self._left_out)
+        self._left_out = []
+        if self._skipped_as == "style":
+            self._sheets.add(text)
+        elif self._skipped_as == "hidden" and text.strip():
+            self.hidden += 1
 
     def _end_in_formula(self, formula: Formula) -> None:
         self._formula_depth -= 1
@@ -258,20 +254,21 @@ class _Page:
             formula.end()
         else:
             self._formula = None
+            self._roles.pop()
             if formula.text:
                 self._buffers[-1].write(formula.text)
 
-    def _end_buffer(self, buffer: _Buffer) -> None:
+    def _end_buffer(self, buffer: Buffer) -> None:
         tag = buffer.tag
         text = buffer.take()
         outer = self._buffers[-1]
         if tag == "title":
             self.title = self.title or text
-        elif tag in ("sub", "sup"):
-            self._end_script(tag, text.strip(), outer)
-            if buffer.gap:
-                outer.separate(" ")
-        elif tag in ("td", "th"):
+        elif tag in WITHIN_A_LINE:
+            outer.separate(buffer.lead)
+            self._end_within(tag, text, outer)
+            outer.separate(buffer.gap)
+        elif tag in CELLS:
             columns, rows = self._spans.pop()
             if self._tables:
                 is_name = tag == "th" or self._heads > 0
@@ -287,16 +284,27 @@ class _Page:
                 f"{'#' * HEADINGS[tag]} {' '.join(text.split())}" if tag in HEADINGS else text
             )
 
-    def _end_script(self, tag: str, text: str, outer: _Buffer) -> None:
+    def _end_within(self, tag: str, text: str, outer: Buffer) -> None:
+        if tag in ("sub", "sup"):
+            self._end_script(tag, text.strip(), outer)
+        elif tag == "ruby":
+            reading = "".join(self._readings.pop())
+            outer.write(f"{text}({reading})" if reading and text else text or reading)
+        elif tag == "rt" and self._readings:
+            self._readings[-1].append(text)
+        elif text.strip():
+            outer.write(struck(text) if tag in STRUCK else text)
+
+    def _end_script(self, tag: str, text: str, outer: Buffer) -> None:
         """A raised or lowered text; one that is alone in a link within the page marks a note."""
         is_note = tag == "sup" and bool(_NOTE.fullmatch(text))
         if is_note and (self._is_note or (self._is_new_link and any(self._links[-1:]))):
             self._write_note(text, outer)
         elif text:
-            outer.write(lowered(text, outer.last) if tag == "sub" else raised(text))
+            outer.write(text, Place.LOWERED if tag == "sub" else Place.RAISED)
         self._is_note = False
 
-    def _write_note(self, text: str, outer: _Buffer) -> None:
+    def _write_note(self, text: str, outer: Buffer) -> None:
         mark = note_mark(text)
         if self._target:
             self._notes.setdefault(self._target, mark)
@@ -315,9 +323,23 @@ class _Page:
         buffer.separate("\n\n")
 
 
-def text_of(html: str) -> tuple[str, str]:
-    """The text of an HTML page and its title ("" if it has none)."""
-    page = _Page()
+@dataclass(frozen=True, slots=True)
+class PageText:
+    """What is read of a page."""
+
+    text: str
+    title: str  # "" if it has none
+    hidden: int  # texts that are not shown, which are left out
+
+    @property
+    def lost(self) -> list[str]:
+        """What was left out, in words."""
+        return [counted(self.hidden, "hidden text")] if self.hidden else []
+
+
+def text_of(html: str, sheets: Sheets | None = None) -> PageText:
+    """The text of an HTML page. `sheets` are style sheets that stand beside it."""
+    page = _Page(Sheets(sheets))
     parser = etree.HTMLParser(target=page, encoding="utf-8", huge_tree=True)
     try:
         data = html.encode("utf-8", "replace")
@@ -326,7 +348,7 @@ def text_of(html: str) -> tuple[str, str]:
         text = parser.close() if html else ""
     except _TooDeepError:
         text = " ".join(re.sub(r"<[^<>]*>", " ", html).split())
-    return text, page.title
+    return PageText(text, page.title, page.hidden)
 
 
 def declared_encoding(data: bytes) -> str | None:
@@ -343,33 +365,17 @@ def declared_encoding(data: bytes) -> str | None:
 
 def load_html(content: FileContent) -> Loaded:
     """One document, read in the encoding that the page declares."""
-    text, title = text_of(content.text(declared_encoding(content.data)))
-    yield content.document(text, {"format": "markdown", "title": title})
+    page = text_of(content.text(declared_encoding(content.data)))
+    yield content.document(page.text, {"format": "markdown", "title": page.title}, page.lost)
 
 
-def _is_skipped(tag: str, attributes: dict[str, str]) -> bool:
+def _is_skipped(tag: str, attributes: Mapping[str, str]) -> bool:
     """Whether an element is never shown, or repeats another. A shadow root is shown."""
     if tag == "template" and attributes.keys() & {"shadowrootmode", "shadowroot"}:
         return False
+    if tag == "dialog" and "open" not in attributes:
+        return True
     return tag in SKIPPED or SKIPPED_CLASS in attributes.get("class", "").split()
-
-
-def _list_of(tag: str, attributes: dict[str, str]) -> _OpenList:
-    style = re.search(r"list-style(?:-type)?\s*:\s*([\w-]+)", attributes.get("style", "")[:1000])
-    look = style.group(1).lower() if style else attributes.get("type", "1")
-    if WRITTEN in attributes.get("class", "").split() or look == "none":
-        return _OpenList(_Marks.NOTHING)
-    is_unknown = "reversed" in attributes and "start" not in attributes  # where it begins
-    if tag == "ul" or is_unknown:
-        return _OpenList(_Marks.BULLETS)
-    step = -1 if "reversed" in attributes else 1
-    kind = NUMBERS.get(look, "decimal")
-    return _OpenList(_Marks.NUMBERS, kind, _whole(attributes.get("start"), 1), step)
-
-
-def _whole(value: str | None, otherwise: int) -> int:
-    found = re.match(r"([+-]?[0-9]{1,9})(?![0-9])", (value or "").lstrip())
-    return int(found.group(1)) if found else otherwise
 
 
 def _local(tag: str) -> str:
