@@ -148,7 +148,9 @@ def assembled(
             backend = OwnModel(model, prefiller, config.drafts)
 
         # what a home may have from before
-        profiler.read()
+        # Read once: no other process measures this store while it is open.
+        if (profile := present.saved()) is not None:
+            profiler.use(profile)
         if _has_conversations(config, block_writer.store):
             conversations.begin()
         if maker is None and _wants_profile(config):

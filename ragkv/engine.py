@@ -6,15 +6,19 @@ engine holds no request's state: any number of threads may call it, and their pa
 run one after another.
 """
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
-from .conversations import Session, Turn
-from .engine_parts import EngineParts
-from .errors import UnsupportedError
+from .assembly import BackendMaker, assembled
+from .config import EngineConfig
+from .conversations import Conversations, Session, Turn
+from .engine_stats import EngineStats
+from .entries import Entries, WarmReport
+from .errors import RagKVError, UnsupportedError
 from .prompt import (
     AnswerOptions,
     ChunkLike,
@@ -22,20 +26,78 @@ from .prompt import (
     PrefillOptions,
     Request,
     Serving,
+    SharedModel,
     Task,
 )
+from .runtime import Check, Closing, no_check, openmp
 from .runtime.arguments import check_kind
 from .scheduling import Work
+from .store import Store
 from .types import Answer, Chunk, TokenEvent
 
 
-class Engine(EngineParts):
+class Engine(Closing):
     """One model, its store, and the path from question to answer.
 
     `entries` and `conversations` are the doors to what is stored. The other attributes are for those
     who measure or serve: the `model` that engines share, the `intake` of requests, the `store`, the
     `scheduler` with its `background_turns`, the `fusor`, and the `controller` with its `profiler`.
     """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any | None = None,
+        config: EngineConfig | None = None,
+        backend: BackendMaker | None = None,
+        store: Store | None = None,
+    ) -> None:
+        """Build on a loaded transformers causal LM, on its device and in its dtype; it is put in
+        eval mode.
+
+        `with_config` passes a `SharedModel` instead. `backend` makes what computes the answers, if
+        the model here does not. `store` is by default the one that the config describes; it is
+        closed with the engine. Raises `UnsupportedModelError` for a model whose KV cannot be fused
+        exactly.
+        """
+        check_kind("config", config, EngineConfig, type(None))
+        self.config = config = config or EngineConfig()
+        if not isinstance(model, SharedModel):
+            model = SharedModel.of(model, tokenizer, config)
+        self.model = model
+        parts = assembled(model, config, backend, store)
+        self._parts = parts
+        self.intake = parts.intake
+        self.store = parts.store
+        self.scheduler = parts.scheduler
+        self.background_turns = parts.background_turns
+        self.fusor = parts.fusor
+        self.controller = parts.controller
+        self.profiler = parts.profiler
+        self._backend = parts.backend
+        # Also runs when the engine is garbage-collected or the process ends: no thread may be
+        # inside the model then.
+        self._shut = weakref.finalize(self, parts.close)
+        # this thread loaded and packed weights; another one may compute next
+        openmp.release_threads()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | os.PathLike[str],
+        config: EngineConfig | None = None,
+        *,
+        brief: bool = False,
+    ) -> Self:
+        """Build on a model folder, a GGUF file, a hub id or `"smollm2"`, on the config's device and
+        dtype, with the config's LoRA adapter and kind of weights.
+
+        `brief` is for a process that computes one answer at most: it copies no weights where making
+        the copies takes longer than they save in one answer.
+        """
+        check_kind("config", config, EngineConfig, type(None))
+        config = config or EngineConfig()
+        return cls(SharedModel.from_pretrained(name, config, brief=brief), config=config)
 
     def answer(
         self,
@@ -50,10 +112,10 @@ class Engine(EngineParts):
         If no other request waits, this returns when the chunks that were missed are stored, so that
         the next question finds them, or when the deadline passes.
         """
-        began = time.perf_counter()
-        *_, answer = self.stream(question, chunks, session, **options)
+        request = self.intake.answer_request(question, chunks, options)
+        *_, answer = self._events(request, session)
         assert isinstance(answer, Answer)
-        self.settle(options.get("cancel"), self.intake.left_s(options, began))
+        self.settle(request.work)
         return answer
 
     def stream(
@@ -72,12 +134,15 @@ class Engine(EngineParts):
         then everything the request held is released and its session is as it was.
         """
         request = self.intake.answer_request(question, chunks, options)
-        with self._served(request, session) as (work, turn, serving):
+        yield from self._events(request, session)
+
+    def _events(self, request: Request, session: Session | None) -> Iterator[TokenEvent | Answer]:
+        with self._served(request, session) as (turn, serving):
             if request.on_prefill is not None:
                 request.on_prefill(serving.prefill)
             for event in serving.events:
                 if isinstance(event, TokenEvent):  # a complete answer is handed out even later
-                    work.check()
+                    request.work.check()
                 yield event if turn is None else turn.follow(event)
 
     def prefill(
@@ -92,7 +157,7 @@ class Engine(EngineParts):
         `session` gives the history; it gains no turn. Raises what `stream` raises.
         """
         request = self.intake.prefill_request(question, chunks, options)
-        with self._served(request, session, keep=False) as (_, _, serving):
+        with self._served(request, session, keep=False) as (_, serving):
             return _own_prefill(serving)
 
     def append(
@@ -109,7 +174,7 @@ class Engine(EngineParts):
         Raises what `stream` raises.
         """
         request = self.intake.prefill_request(question, chunks, options, answer)
-        with self._served(request, session) as (_, turn, serving):
+        with self._served(request, session) as (turn, serving):
             assert turn is not None
             prefill = _own_prefill(serving)
             notes = turn.end()
@@ -120,7 +185,7 @@ class Engine(EngineParts):
     @contextmanager
     def _served(
         self, request: Request, session: Session | None, *, keep: bool = True
-    ) -> Iterator[tuple[Work, Turn | None, Serving]]:
+    ) -> Iterator[tuple[Turn | None, Serving]]:
         """What every request begins with: wait for the conversation, lay out the prompt, prefill.
 
         Without `keep` the session is only read: no turn is added.
@@ -132,25 +197,22 @@ class Engine(EngineParts):
             )
         self._backend.check(request)
         with ExitStack() as held:
-            limits = (request.deadline_s, request.cancel, request.began)
-            work = held.enter_context(self.scheduler.request(*limits))
+            held.enter_context(self.scheduler.request())
             keeps = keep and session is not None
             if session is not None:
-                self._conversations.check_usable(session)
+                self.conversations.check_usable(session)
                 if keeps:
-                    held.enter_context(session.held(work))
+                    held.enter_context(session.held(request.work))
                 else:
-                    self._conversations.bring_up_to_date(session)
+                    self.conversations.bring_up_to_date(session)
             past = (session.history, session.notes) if session else ()
             prompt = self.intake.prompt(request, *past)
-            request = replace(request, max_new_tokens=prompt.answer_tokens)
-            session_id = session.session_id if session else ""
-            task = Task(request, prompt, work, session_id, keeps)
+            task = Task(request, prompt, session.session_id if session else "", keeps)
             serving = held.enter_context(self._backend.serve(task))
             turn = None
             if session is not None and keeps:
-                turn = held.enter_context(self._conversations.turn(session, task, serving.prefill))
-            yield work, turn, serving
+                turn = held.enter_context(self.conversations.turn(session, task, serving.prefill))
+            yield turn, serving
 
     def chunk(
         self, content: str | Sequence[int], metadata: Mapping[str, Any] | None = None
@@ -169,6 +231,81 @@ class Engine(EngineParts):
         it.
         """
         return self.conversations.session(session_id, ttl_s)
+
+    def with_config(self, config: EngineConfig, backend: BackendMaker | None = None) -> Self:
+        """A second engine on the same loaded model: both compute one after another and decode
+        together.
+
+        It has its own store and sessions and is closed by itself: give it another directory or
+        none. `device`, `dtype`, `weights` and `packed_bytes` stay those of the first engine,
+        whatever `config` says.
+        """
+        self._check_open()
+        return type(self)(self.model, config=config, backend=backend)
+
+    @property
+    def tokenizer(self) -> Any | None:
+        """The model's tokenizer, if it has one."""
+        return self.model.tokenizer
+
+    @property
+    def entries(self) -> Entries:
+        """The stored entries of chunks: encode later, delete. Raises `RagKVError` once
+        closed.
+        """
+        self._check_open()
+        return self._parts.entries
+
+    @property
+    def conversations(self) -> Conversations:
+        """All conversations: list, open, delete. Raises `RagKVError` once closed."""
+        self._check_open()
+        return self._parts.conversations
+
+    def warm(
+        self,
+        chunks: Sequence[ChunkLike],
+        on_progress: Callable[[int, int], None] | None = None,
+        check: Check = no_check,
+    ) -> WarmReport:
+        """Compute and store the entries of `chunks` that are not stored; returns when they are
+        durable.
+
+        `on_progress(done, total)` is called after each chunk, `check` before each, and before each
+        batch of chunks that are encoded together. A `QueueError` that it raises ends the work: the
+        entries made so far are durable, and the report counts the chunks that are left.
+        """
+        return self.entries.warm(chunks, on_progress, check)
+
+    def delete(self, chunks: Sequence[ChunkLike]) -> int:
+        """Drop the entries of `chunks` from every tier. Returns how many of them were stored
+        anywhere.
+        """
+        return self.entries.delete(chunks)
+
+    def stats(self) -> EngineStats:
+        """What the engine is and what its store holds."""
+        return EngineStats.of(self.model, self._parts)
+
+    def settle(self, work: Work) -> None:
+        """Return when missed chunks are stored, when another request begins, or when `work` is
+        over.
+        """
+        self._parts.entries.background.settle(work)
+
+    def flush(self) -> None:
+        """Return when missed chunks are encoded and everything that waits is written."""
+        self._parts.entries.background.flush()
+        self._parts.conversations.flush()
+        self.store.flush()
+
+    def close(self) -> None:
+        """Write what is computed and release the store. Calling it twice is harmless."""
+        self._shut()
+
+    def _check_open(self) -> None:
+        if not self._shut.alive:
+            raise RagKVError("The engine is closed; build a new one.")
 
 
 def _own_prefill(serving: Serving) -> Prefill:

@@ -15,7 +15,7 @@ from typing import Any
 from ragkv.api.metrics import Metrics, TenantStats
 from ragkv.api.settings import SHARED, ServeConfig
 from ragkv.config import GIB, MIB, EngineConfig
-from ragkv.engine_parts import EngineStats
+from ragkv.engine_stats import EngineStats
 from ragkv.runtime.setting_values import is_setting
 from ragkv.scheduling import QueueStats
 from ragkv.store import RemoteStats, StoreStats, TierKind, TierStats

@@ -13,12 +13,11 @@ import dataclasses
 import re
 import unicodedata
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Unpack
 from urllib.parse import quote
 
 from ragkv.conversations import Session
-from ragkv.errors import DeadlineError
 from ragkv.prompt import AnswerOptions, ServedPrompt, cite
 from ragkv.retrieval import Document, DocumentSummary, Hit, Passage
 from ragkv.retrieval.rag import question_before
@@ -162,8 +161,7 @@ def answering(
     """The caller's tenant, and the session that `body` names, new or stored; raises `ApiError` if a
     new one exceeds the quota.
 
-    However the block ends, KV of passages that were deleted meanwhile is dropped. Then the passages
-    that had no KV are encoded, until another request comes.
+    However the block ends, KV of passages that were deleted meanwhile is dropped.
 
     `question` is the title of a conversation that has none yet; it is known as long as the caller
     holds the session.
@@ -179,8 +177,6 @@ def answering(
             yield work
         finally:
             work.drop_deleted()
-        with suppress(DeadlineError):  # the answer is given already, and of a stream `[DONE]`
-            tenant.engine.settle(context.cancelled, context.remaining_s)
 
 
 def nothing_found(collection: str) -> str:

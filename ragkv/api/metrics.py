@@ -17,7 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ragkv import __version__
-from ragkv.engine_parts import EngineStats
+from ragkv.engine_stats import EngineStats
 from ragkv.types import Reuse, Timing
 from ragkv.vllm.front import VllmServer
 

@@ -153,10 +153,10 @@ class Service(Closing):
 
     def away(self) -> Sequence[str]:
         """What the open tenants share with other replicas and does not answer, as in
-        `Engine.away`.
+        `EngineStats.away`.
         """
         opened = {} if self._tenants is None else self._tenants.opened()
-        return sorted({name for tenant in opened.values() for name in tenant.engine.away()})
+        return sorted({name for tenant in opened.values() for name in tenant.engine.stats().away})
 
     def cut(self) -> None:
         """Accept no more work, and cancel what is running: it ends at its next check."""

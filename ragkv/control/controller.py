@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from ragkv.config import PricesConfig
 from ragkv.errors import RagKVError
-from ragkv.fusion import AskingSelector, Passed, Plan, Selector, SpanState, budget, with_floor
+from ragkv.fusion import AskingSelector, PassResult, Plan, Selector, SpanState, budget, with_floor
 
 from .decision import belongs_in_memory, choose_computed, decide
 from .estimators import load_s, ttft_s
@@ -87,7 +87,7 @@ class Controller:
             )
         return replace(plan, ratio=method.ratio, decision=(why,))
 
-    def learn(self, plan: Plan, selector: Selector, passed: Passed) -> None:
+    def learn(self, plan: Plan, selector: Selector, passed: PassResult) -> None:
         """Compare what a pass took, without steps of other requests, with the profile's
         estimate.
         """

@@ -37,14 +37,6 @@ class Profiler(Closing):
     _closing: threading.Event = field(default_factory=threading.Event, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
 
-    def read(self) -> None:
-        """Use the saved profile, if there is one.
-
-        Read once, when the engine opens: no other process measures this store while it is open.
-        """
-        if (profile := self.present.saved()) is not None:
-            self.use(profile)
-
     def use(self, profile: Profile) -> None:
         """Use `profile` from now on: for decisions, for what is kept in memory, and for how much of
         a history is worth keeping. Raises `ProfileError` if it is of another model or machine.

@@ -3,7 +3,7 @@ selector chooses.
 """
 
 from .fuse import Fused, fuse
-from .passes import Fusor, Passed, PromptPass, run_pass
+from .passes import Fusor, PassResult, PreparedPrompt
 from .pipeline import LayerReader, Readers
 from .plan import Candidates, Plan, Span, SpanKind, SpanState
 from .selectors import (
@@ -25,9 +25,9 @@ __all__ = [
     "Fused",
     "Fusor",
     "LayerReader",
-    "Passed",
+    "PassResult",
     "Plan",
-    "PromptPass",
+    "PreparedPrompt",
     "Readers",
     "Selector",
     "Span",
@@ -37,6 +37,5 @@ __all__ = [
     "budget",
     "fuse",
     "make_selector",
-    "run_pass",
     "with_floor",
 ]

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class PassResult:
     """The result of a pass for one prompt, and its times."""
 
     fused: Fused
@@ -44,8 +44,8 @@ class Passed:
     prompts: int  # computed in the pass, this one included
 
 
-class PromptPass:
-    """One prompt's part of a pass. It ends with a result or an error."""
+class PreparedPrompt:
+    """A prompt that is ready for a pass. There it ends with a result or an error."""
 
     def __init__(
         self, fusing: Fusing, forced: torch.Tensor, reader: LayerReader, rows: int, check: Check
@@ -58,9 +58,9 @@ class PromptPass:
         self.reader = reader
         self.rows = rows
         self.check = check
-        self.ended: Passed | Exception | None = None
+        self.ended: PassResult | Exception | None = None
 
-    def result(self) -> Passed | None:
+    def result(self) -> PassResult | None:
         """The prompt's result; `None` if a pass over several prompts failed as a whole.
 
         Raises what ended it: `EntryDamagedError`, or what `check` raised.
@@ -96,8 +96,8 @@ class Fusor:
         record: Recording | None = None,
         check: Check = no_check,
         new_kv: Callable[[int], PromptKV] | None = None,
-    ) -> Iterator[PromptPass]:
-        """A prompt that is ready for `run_pass`; its first layers are read from now on.
+    ) -> Iterator[PreparedPrompt]:
+        """A prompt that is ready for `run`; its first layers are read from now on.
 
         So they are read while other requests compute (CachedAttention section 3.2.1). `headroom`
         positions are allocated for the answer, when the pass begins. `record` collects the raw KV
@@ -116,7 +116,7 @@ class Fusor:
         reader = self.reader(leases, ahead)
         fusing = fuse(adapter, plan, choice, reader, allocate, record)
         with closing(reader), closing(fusing):
-            yield PromptPass(fusing, plan.forced, reader, choice.rows, check)
+            yield PreparedPrompt(fusing, plan.forced, reader, choice.rows, check)
 
     def reader(self, leases: Sequence[Lease], ahead: int) -> LayerReader:
         """Begins to read `ahead` layers of the leases."""
@@ -124,11 +124,25 @@ class Fusor:
         read = LayerReader if device.type == "cpu" else StagedReader
         return read(leases, self.adapter.layer_count, ahead, self.readers, device)
 
-    def run(self, prompts: Sequence[PromptPass], pause: Callable[[], None]) -> None:
-        """See `run_pass`."""
-        run_pass(self.adapter, prompts, pause)
+    @torch.no_grad()
+    def run(self, prompts: Sequence[PreparedPrompt], pause: Callable[[], None]) -> None:
+        """Compute all prompts in one pass; the caller holds the compute lock.
 
-    def learn(self, passed: Passed) -> None:
+        Each gets its result. One that fails leaves the pass, and the others go on. `pause` is
+        called between layers and within long ones, so that other requests may compute.
+        """
+        try:
+            _JointPass(self.adapter, prompts, pause).run()
+        except Exception as error:
+            left = [one for one in prompts if one.ended is None]
+            if len(left) == 1:
+                left[0].ended = error
+            else:
+                log.warning(
+                    "A pass over %d prompts failed (%s); each is computed alone.", len(left), error
+                )
+
+    def learn(self, passed: PassResult) -> None:
         """Let the next read-ahead follow what this pass took."""
         self.speeds.add_read(passed.read_bytes, passed.read_s)
         if passed.prompts == 1:  # The time of a joint pass is that of all its prompts.
@@ -136,36 +150,17 @@ class Fusor:
             self.speeds.add_compute(passed.fused.row_layers, computing_s)
 
 
-@torch.no_grad()
-def run_pass(adapter: Adapter, prompts: Sequence[PromptPass], pause: Callable[[], None]) -> None:
-    """Compute all prompts in one pass; the caller holds the compute lock.
-
-    Each gets its result. One that fails leaves the pass, and the others go on. `pause` is called
-    between layers and within long ones, so that other requests may compute.
-    """
-    try:
-        _Pass(adapter, prompts, pause).run()
-    except Exception as error:
-        left = [one for one in prompts if one.ended is None]
-        if len(left) == 1:
-            left[0].ended = error
-        else:
-            log.warning(
-                "A pass over %d prompts failed (%s); each is computed alone.", len(left), error
-            )
-
-
-class _Pass:
+class _JointPass:
     """Prompts on their way through the layers together."""
 
     def __init__(
-        self, adapter: Adapter, prompts: Sequence[PromptPass], pause: Callable[[], None]
+        self, adapter: Adapter, prompts: Sequence[PreparedPrompt], pause: Callable[[], None]
     ) -> None:
         self._adapter = adapter
         self._prompts = prompts
         self._pause = pause
-        self._rows: dict[PromptPass, LayerRows] = {}  # what each gives its next layer
-        self._fused: dict[PromptPass, Fused] = {}  # of those that passed the last layer
+        self._rows: dict[PreparedPrompt, LayerRows] = {}  # what each gives its next layer
+        self._fused: dict[PreparedPrompt, Fused] = {}  # of those that passed the last layer
         self._others_s = 0.0
 
     def run(self) -> None:
@@ -189,7 +184,7 @@ class _Pass:
         took_s = time.perf_counter() - began
         for (prompt, fused), own in zip(self._fused.items(), logits, strict=True):
             reader = prompt.reader
-            prompt.ended = Passed(
+            prompt.ended = PassResult(
                 fused,
                 selected_by_layer=_selected(fused.rows_by_layer, prompt.forced),
                 logits=own.clone() if len(self._fused) > 1 else own,
@@ -202,7 +197,7 @@ class _Pass:
                 prompts=len(self._prompts),
             )
 
-    def _advance(self, prompt: PromptPass, hidden: torch.Tensor | None) -> None:
+    def _advance(self, prompt: PreparedPrompt, hidden: torch.Tensor | None) -> None:
         """Send `hidden` to a prompt, and take the rows of its next layer; one that fails leaves."""
         self._rows.pop(prompt, None)
         try:

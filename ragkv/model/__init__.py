@@ -5,7 +5,8 @@ decoding.
 from .adapter import Adapter
 from .attention import Watch
 from .probe import adapt, full_pass
-from .promptkv import KVShape, PromptKV, Recording
+from .promptkv import KVShape, PromptKV
+from .recording import Recording
 from .rope import Rope, RotaryTables
 from .rows import LayerPass, Rows, sent
 from .token_runs import PASS_ROWS, Context, TokenRun, raw_kv

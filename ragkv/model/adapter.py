@@ -19,7 +19,8 @@ from .device.rotation import rotate_halves
 from .layer_views import CaptureCache, Captured, plain_layers_of
 from .layers import PlainLayer
 from .model_parts import ModelParts
-from .promptkv import KVRows, KVShape, PromptKV, Recording
+from .promptkv import KVRows, KVShape, PromptKV
+from .recording import Recording
 from .rope import RotaryTables
 from .rows import JointPass, LayerPass, Pause, PromptRows, Rows, no_pause
 

@@ -10,16 +10,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers import Cache
+from transformers import AttentionInterface, Cache
 
 from .cpu.packing import view_with
 from .device.graphs import Graphs, capture_on
 from .device.norms import is_close
 from .layers import Part, PlainLayer, in_tiles
-from .rows import IMPLEMENTATION, LayerPass, Pause, Rows, no_pause
+from .rows import LayerPass, Pause, Rows, no_pause
 
 if TYPE_CHECKING:
     from .adapter import Adapter
+
+IMPLEMENTATION = "ragkv_rows"  # of attention, as transformers knows it
 
 # The names of the norms of a layer: before and behind attention, before and behind the MLP.
 LAYER_NORMS: tuple[tuple[str, str | None, str, str | None], ...] = (
@@ -193,3 +195,23 @@ class CaptureCache(Cache):
         if self._step is not None:
             self._step.update(key_states, value_states, layer_idx)
         raise Captured(key_states, value_states)
+
+
+def row_attention(
+    module: torch.nn.Module,  # noqa: ARG001 - the interface's signature
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: LayerPass,
+    scaling: float,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """The function that transformers calls: query (1, H, R, D) before RoPE -> (1, R, H, D)."""
+    out = attention_mask.attend(query, key, value, scaling, softcap)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def register() -> None:
+    """Make `IMPLEMENTATION` known to transformers. Safe to call twice."""
+    AttentionInterface.register(IMPLEMENTATION, row_attention)

@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 import torch
 
 from .cpu.packing import with_copies
-from .layer_views import TilePause, attending_view
+from .layer_views import TilePause, attending_view, register
 from .layers import PlainLayer
-from .promptkv import KVShape, Recording
+from .promptkv import KVShape
+from .recording import Recording
 from .rope import Rope
-from .rows import register
 
 
 class ModelParts:

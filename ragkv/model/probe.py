@@ -17,7 +17,8 @@ from ragkv.errors import UnsupportedModelError
 from .adapter import Adapter
 from .families import ADAPTERS
 from .fingerprint import flattens
-from .promptkv import PromptKV, Recording
+from .promptkv import PromptKV
+from .recording import Recording
 from .rows import Pause, Rows, no_pause
 
 DEVICES = ("cpu", "cuda")  # Fusing is tested on these kinds of device.

@@ -18,11 +18,10 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import torch
-from transformers import AttentionInterface, Cache
+from transformers import Cache
 
 from .cpu.copied import FEW_ROWS
 
-IMPLEMENTATION = "ragkv_rows"
 TILE_ROWS = 512  # A pass over more rows than this pauses within its layers.
 
 Pause = Callable[[], None]  # lets others compute; what it raises ends the pass
@@ -242,23 +241,3 @@ class JointPass(LayerPass):
             if len(self._parts) == 1
             else states.split_with_sizes([len(p.rows) for p in self._parts], 2)
         )
-
-
-def row_attention(
-    module: torch.nn.Module,  # noqa: ARG001 - the interface's signature
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: LayerPass,
-    scaling: float,
-    softcap: float | None = None,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    """The function that transformers calls: query (1, H, R, D) before RoPE -> (1, R, H, D)."""
-    out = attention_mask.attend(query, key, value, scaling, softcap)
-    return out.transpose(1, 2).contiguous(), None
-
-
-def register() -> None:
-    """Make `IMPLEMENTATION` known to transformers. Safe to call twice."""
-    AttentionInterface.register(IMPLEMENTATION, row_attention)

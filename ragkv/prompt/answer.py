@@ -57,7 +57,8 @@ class ActiveAnswer:
     def __init__(self, task: Task, served: ServedPrompt, tokenizer: Any | None) -> None:
         request = task.request
         self._request = request
-        self._elapsed_s = task.elapsed_s
+        self._most_tokens = task.prompt.answer_tokens
+        self._elapsed_s = task.work.elapsed_s
         self._served = served
         self._text = TextStream(tokenizer, request.stop, as_written=request.raw)
         self._logprobs: list[TokenLogprob] = []
@@ -90,7 +91,7 @@ class ActiveAnswer:
         event = TokenEvent(self._text.add(token), token, logprob)
         if self._text.stopped:
             self.reason = "stop"
-        elif len(self.tokens) == self._request.max_new_tokens:
+        elif len(self.tokens) == self._most_tokens:
             self.reason = "length"
         return event
 
@@ -247,11 +248,7 @@ class _SampledAnswer(ActiveAnswer):
         """The notes, with one on an answer that was cut before it had its form."""
         if self.constraint is None or self.constraint.complete:
             return super().notes
-        what = (
-            "a stop string"
-            if self._text.stopped
-            else f"max_new_tokens={self._request.max_new_tokens}"
-        )
+        what = "a stop string" if self._text.stopped else f"max_new_tokens={self._most_tokens}"
         return (
             *super().notes,
             f"the answer does not have its response format: {what} ended it before",

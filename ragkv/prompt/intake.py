@@ -3,7 +3,6 @@ before any work.
 """
 
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -98,30 +97,19 @@ class Intake:
         Raises `InputError`, also for an option that is not in `known`.
         """
         _check_names(options, known)
+        work = self._work(options)
         request = Request(
             question=self.encode(question),
             chunks=self.chunks(chunks),
             method=self._methods.of(options),
+            work=work,
             separator=self._separator(options),
             given_answer=self.encode(answer),
-            deadline_s=self.deadline_s(options),
-            cancel=options.get("cancel"),
             raw=bool(options.get("raw")),
         )
         for ids in (request.question, request.separator, request.given_answer):
             self._check_ids(ids)
         return request
-
-    def deadline_s(self, options: PrefillOptions) -> float | None:
-        """Seconds from the call until a request is given up: the options', else the config's."""
-        deadline_s = options.get("deadline_s")
-        check_kind("deadline_s", deadline_s, int, float, type(None))
-        return self._config.scheduler.deadline_s if deadline_s is None else deadline_s
-
-    def left_s(self, options: PrefillOptions, began: float) -> float | None:
-        """Seconds until the deadline of a request whose call began at that `time.perf_counter`."""
-        deadline_s = self.deadline_s(options)
-        return None if deadline_s is None else began + deadline_s - time.perf_counter()
 
     def answer_request(
         self, question: str | Sequence[int], chunks: Sequence[ChunkLike], options: AnswerOptions
@@ -159,9 +147,7 @@ class Intake:
 
     def _compiled(self, form: ResponseFormat, request: Request) -> "Grammar":
         """The grammar of an answer's form. The request's deadline and cancellation end the wait."""
-        owner = self._config.store.tenant
-        waiting = Work(owner, request.deadline_s, request.cancel, began=request.began)
-        return self._model.grammars.compile(form, waiting.owner, waiting.check)
+        return self._model.grammars.compile(form, request.work.owner, request.work.check)
 
     def prompt(
         self, request: Request, history: History | None = None, notes: tuple[str, ...] = ()
@@ -180,6 +166,14 @@ class Intake:
         for chunk in chunks:
             length = len(self.runs.before_documents) + len(chunk)
             check_length(length, 0, self._context_length)
+
+    def _work(self, options: PrefillOptions) -> Work:
+        """The claim of a request that comes now. Its deadline is the options', else the config's."""
+        deadline_s = options.get("deadline_s")
+        check_kind("deadline_s", deadline_s, int, float, type(None))
+        if deadline_s is None:
+            deadline_s = self._config.scheduler.deadline_s
+        return Work(self._config.store.tenant, deadline_s, options.get("cancel"))
 
     def _separator(self, options: PrefillOptions) -> tuple[int, ...]:
         given = options.get("separator")

@@ -6,15 +6,15 @@ layer 0 on.
 """
 
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
 from ragkv.control import Controller
 from ragkv.errors import EntryDamagedError
-from ragkv.fusion import Fusor, Passed, Plan, PromptPass, SpanKind, SpanState
+from ragkv.fusion import Fusor, PassResult, Plan, SpanKind, SpanState
 from ragkv.model import Recording
 from ragkv.scheduling import Scheduler
 from ragkv.store import EntryKey
@@ -27,6 +27,20 @@ from .request import Prefill, TurnKV
 
 if TYPE_CHECKING:
     from ragkv.model.kcache import Offloading
+
+
+class _Tries:
+    """What the passes of one prompt have found so far."""
+
+    def __init__(self) -> None:
+        self.damaged: dict[EntryKey, str] = {}  # and why: cache misses from now on
+        self.alone = False  # a pass with other prompts failed as a whole, so it shares none
+        self.lookup_s = 0.0
+
+    @property
+    def again(self) -> bool:
+        """Whether this is not the first one."""
+        return self.alone or bool(self.damaged)
 
 
 @dataclass(eq=False)
@@ -44,82 +58,87 @@ class Prefiller:
 
         Raises what the task's work raises, while it waits for the model and between layers.
         """
-        damaged: dict[EntryKey, str] = {}
-        lookup_s = 0.0
-        alone = False  # whether the prompt may not share its pass
         method = task.request.method
-        keeps = method.reuse == "prefix"
-        keep = self.lookup.prefix_blocks.keeper() if keeps else None
-        while True:
-            with ExitStack() as leases:
-                began = time.perf_counter()
-                again = alone or bool(damaged)
-                found = self.lookup.plan(task, damaged, leases, again)
-                plan = self.controller.decide(found, method)
-                record = self._recording(task, plan)
-                passing = leases.enter_context(self._prepared(task, plan, record))
-                lookup_s += time.perf_counter() - began
-                rows = inf if alone else passing.rows
-                self.scheduler.prefills.run(passing, rows, task.work, self._compute)
-                try:
-                    passed = passing.result()
-                except EntryDamagedError as error:
-                    damaged[error.key] = str(error)
-                    continue
-            if passed is not None:
-                break
-            alone = True  # a pass with other prompts failed
-        self.fusor.learn(passed)
-        self.controller.learn(plan, method.selector, passed)
+        # what keeps its blocks knows what is deleted from now on
+        keep = self.lookup.prefix_blocks.keeper() if method.reuse == "prefix" else None
+        tries = _Tries()
+        passed = None
+        while passed is None:
+            passed = self._pass(task, tries)
+        plan, record, result = passed
+        self.fusor.learn(result)
+        self.controller.learn(plan, method.selector, result)
         if keep is not None and record is not None:
-            keep(
-                task.prompt, self.fusor.adapter.rope.frequencies(len(task.prompt.token_ids)), record
+            frequencies = self.fusor.adapter.rope.frequencies(len(task.prompt.token_ids))
+            keep(task.prompt, frequencies, record)
+        return self._prefilled(task, plan, result, record, tries)
+
+    def _pass(
+        self, task: Task, tries: "_Tries"
+    ) -> tuple[Plan, Recording | None, PassResult] | None:
+        """Plan the prompt, and pass it through the layers; `None` if it is to be tried again."""
+        method = task.request.method
+        with ExitStack() as leases:
+            began = time.perf_counter()
+            found = self.lookup.plan(task, tries.damaged, leases, again=tries.again)
+            plan = self.controller.decide(found, method)
+            record = self._recording(task, plan)
+            length = plan.token_ids.numel()
+            new_kv = None if self.offloading is None else self.offloading.new_kv(length)
+            prepared = leases.enter_context(
+                self.fusor.prepared(
+                    plan,
+                    method.selector,
+                    plan.ratio,
+                    headroom=task.prompt.answer_tokens,
+                    record=record,
+                    check=task.work.check,
+                    new_kv=new_kv,
+                )
             )
-        return self._prefilled(task, plan, passed, record, lookup_s, tuple(damaged.values()))
-
-    def _prepared(
-        self, task: Task, plan: Plan, record: Recording | None
-    ) -> AbstractContextManager[PromptPass]:
-        length = plan.token_ids.numel()
-        return self.fusor.prepared(
-            plan,
-            task.request.method.selector,
-            plan.ratio,
-            headroom=task.request.max_new_tokens,
-            record=record,
-            check=task.work.check,
-            new_kv=None if self.offloading is None else self.offloading.new_kv(length),
-        )
-
-    def _compute(self, prompts: Sequence[PromptPass]) -> None:
-        """One pass over prompts, of this engine or of others on the model."""
-        self.fusor.run(prompts, self.scheduler.between_layers)
+            tries.lookup_s += time.perf_counter() - began
+            rows = inf if tries.alone else prepared.rows
+            run = partial(self.fusor.run, pause=self.scheduler.between_layers)
+            self.scheduler.prefills.run(prepared, rows, task.work, run)
+            try:
+                result = prepared.result()
+            except EntryDamagedError as error:
+                tries.damaged[error.key] = str(error)
+                return None
+        if result is None:
+            tries.alone = True
+            return None
+        return plan, record, result
 
     def _prefilled(
         self,
         task: Task,
         plan: Plan,
-        passed: Passed,
+        passed: PassResult,
         record: Recording | None,
-        lookup_s: float,
-        damaged: tuple[str, ...],
+        tries: "_Tries",
     ) -> Prefill:
         fused = passed.fused
         length = plan.token_ids.numel()
         refused = self.offloading.refusal(length) if self.offloading else None
-        elapsed_s = task.elapsed_s()
+        elapsed_s = task.work.elapsed_s()
         reuse = reuse_report(
             plan, task.request.method.selector, passed, self.fusor.adapter.layer_count
         )
-        notes = (*damaged, *task.prompt.notes, *reuse.notes, *filter(None, [refused]))
+        notes = (
+            *tries.damaged.values(),
+            *task.prompt.notes,
+            *reuse.notes,
+            *filter(None, [refused]),
+        )
         return Prefill(
             token_ids=plan.token_ids,
             selected_by_layer=passed.selected_by_layer,
             logits=passed.logits,
             reuse=replace(reuse, notes=notes),
             timing=Timing(
-                queue_s=elapsed_s - lookup_s - passed.pass_s + passed.others_s,
-                lookup_s=lookup_s,
+                queue_s=elapsed_s - tries.lookup_s - passed.pass_s + passed.others_s,
+                lookup_s=tries.lookup_s,
                 load_s=passed.load_s,
                 fuse_s=fused.place_s,
                 prefill_s=passed.pass_s - passed.others_s,
@@ -144,10 +163,10 @@ class Prefiller:
         blocks = prompt.blocks
         reused = blocks[: min(plan.recomputed_blocks, default=len(blocks))]
         start = len(prompt.prefix) + sum(map(len, reused))
-        return self.fusor.adapter.new_recording(start, length + task.request.max_new_tokens)
+        return self.fusor.adapter.new_recording(start, length + prompt.answer_tokens)
 
     def _turn_kv(
-        self, task: Task, plan: Plan, passed: Passed, record: Recording | None
+        self, task: Task, plan: Plan, passed: PassResult, record: Recording | None
     ) -> TurnKV | None:
         """The KV that a conversation may store, with the position up to which it is exact."""
         if record is None or not task.keep:

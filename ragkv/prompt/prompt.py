@@ -5,7 +5,6 @@ ids at any place. History comes before the chunks, so that it is an exact prefix
 request with its prompt, which dies with the request.
 """
 
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -87,17 +86,17 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A request while it is served: its prompt, and its claim on the model. Nothing in it changes."""
+    """A request while it is served, with its prompt. Nothing in it changes."""
 
     request: Request
     prompt: Prompt
-    work: Work
     session_id: str = ""  # of its conversation; "" if it belongs to none
     keep: bool = False  # whether a conversation stores the KV that it makes
 
-    def elapsed_s(self) -> float:
-        """Seconds since the call."""
-        return time.perf_counter() - self.request.began
+    @property
+    def work(self) -> Work:
+        """The request's claim on the model."""
+        return self.request.work
 
 
 def lay_out(

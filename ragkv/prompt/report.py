@@ -9,11 +9,11 @@ from itertools import chain
 
 import torch
 
-from ragkv.fusion import Passed, Plan, Selector, Span, SpanKind, SpanState
+from ragkv.fusion import PassResult, Plan, Selector, Span, SpanKind, SpanState
 from ragkv.types import PromptSpan, Reuse
 
 
-def reuse_report(plan: Plan, selector: Selector, passed: Passed, layers: int) -> Reuse:
+def reuse_report(plan: Plan, selector: Selector, passed: PassResult, layers: int) -> Reuse:
     """The counts of a prompt that was computed as planned."""
     length = plan.token_ids.numel()
     forced = plan.forced.numel()
@@ -46,7 +46,7 @@ def reuse_report(plan: Plan, selector: Selector, passed: Passed, layers: int) ->
     )
 
 
-def _outcome(plan: Plan, passed: Passed) -> Iterator[str]:
+def _outcome(plan: Plan, passed: PassResult) -> Iterator[str]:
     """How long the prompt took, next to what was expected, in a sentence."""
     if plan.expected_s is not None and plan.decision and passed.prompts == 1:
         took_s = passed.pass_s - passed.others_s

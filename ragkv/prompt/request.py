@@ -1,9 +1,8 @@
 """A request as values: its options, what was asked after all checks, and how it was served."""
 
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
 import torch
@@ -15,6 +14,7 @@ from ragkv.fusion import Selector
 from ragkv.model import PromptKV, Recording
 from ragkv.model.decode.sampling import GREEDY, Sampling
 from ragkv.prompt.constraints import ResponseFormat
+from ragkv.scheduling import Work
 from ragkv.types import Chunk, PromptSpan, Reuse, Timing
 
 if TYPE_CHECKING:
@@ -121,10 +121,9 @@ class Request:
     question: tuple[int, ...]
     chunks: tuple[Chunk, ...]
     method: Method
+    work: Work  # all times of the report count from its beginning
     separator: tuple[int, ...] = ()  # comes after each chunk that no `Text` follows
     given_answer: tuple[int, ...] = ()  # of a turn whose answer is not decoded but given
-    deadline_s: float | None = None
-    cancel: threading.Event | None = None
     max_new_tokens: int = 0  # 0: nothing is decoded
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
@@ -132,5 +131,3 @@ class Request:
     grammar: "Grammar | None" = None  # constrains the answer
     sampling: Sampling = GREEDY
     on_prefill: Callable[[ServedPrompt], None] | None = None
-    # all times of the report count from here
-    began: float = field(default_factory=time.perf_counter)

@@ -20,9 +20,10 @@ from ragkv.model.fingerprint import (
     tokenizer_digest,
     weights_digest,
 )
-from ragkv.model.loading import DtypeChoice
+from ragkv.model.loading import DtypeChoice, load
 from ragkv.model.rows import Pause, no_pause
 from ragkv.runtime import limit_kernel_caches
+from ragkv.runtime.arguments import check_kind
 from ragkv.runtime.token_counter import TokenCounter
 from ragkv.scheduling import SharedCompute
 from ragkv.store import (
@@ -62,6 +63,30 @@ class SharedModel:
     dtype_choice: DtypeChoice
     # by ids: the KV of prefixes, alone and with the neutral text; those used last
     contexts: dict[tuple[int, ...], Context] = field(default_factory=dict)
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | os.PathLike[str], config: EngineConfig, *, brief: bool = False
+    ) -> Self:
+        """Load a model folder, a GGUF file, a hub id or `"smollm2"` as the config says.
+
+        On a CPU the dtype "auto" is the one in which this processor computes the model fastest
+        (`model/dtype_choice.py`). A `brief` process copies no weights where that does not pay.
+        """
+        from ragkv.model.dtype_choice import choose_dtype, copies_pay_at_once
+
+        check_kind("name", name, str, os.PathLike)
+        limit_kernel_caches()  # before the first product, by which the dtype is chosen
+        room = config.store.memory_bytes
+        device = config.device
+        choice = choose_dtype(name, device, config.dtype, room, config.packed_bytes, config.weights)
+        packed_bytes = config.packed_bytes
+        if brief and not copies_pay_at_once(choice.name):
+            packed_bytes = 0
+        model, tokenizer = load(
+            name, device, choice.name, config.adapter, config.weights, packed_bytes
+        )
+        return cls.of(model, tokenizer, replace(config, packed_bytes=packed_bytes), choice)
 
     @classmethod
     def of(

@@ -2,9 +2,8 @@
 
 The callers' threads do the work. An admission covers planning and prefill, never decoding: one
 admitted request computes while the others look up and read ahead (section 3.2.1), and an open
-stream delays no other request. One `Work` is made for each request and passed by hand to everything
-that waits or computes for it. What is held for a request is released however it ends. Engines on
-one model have a scheduler each, with a queue of its own, and share the `SharedCompute`. The scheduler
+stream delays no other request. What is held for a request is released however it ends. Engines on one
+model have a scheduler each, with a queue of its own, and share the `SharedCompute`. The scheduler
 knows no prompts, and not the work that waits until no request runs (`background_turns.py`).
 docs/research/scheduler.md has a drawing.
 """
@@ -36,29 +35,23 @@ JOINT_TOKENS = 8192
 
 
 class Work:
-    """One request's claim on the model."""
+    """One request's claim on the model, made when it comes and passed by hand to everything that
+    waits or computes for it.
+    """
 
     def __init__(
         self,
         owner: str = "",
         deadline_s: float | None = None,
         cancel: threading.Event | None = None,
-        ended: Callable[[Exception], None] = lambda _: None,
-        began: float | None = None,
     ) -> None:
-        """`owner` is the tenant that waits and is charged; `deadline_s` counts
-        from `began`, a reading of `time.perf_counter`, by default now.
-
-        `ended` is called once, with the first error that `check` raises.
+        """It begins now. `owner` is the tenant that waits and is charged. After `deadline_s`
+        seconds it is given up, and once `cancel` is set.
         """
         self.owner = owner
-        self.tokens = 0  # of its prompt, once it queues
-        self.admitted = threading.Event()
+        self._began = time.perf_counter()
         self._deadline_s = deadline_s
         self._cancel = cancel
-        self._ended = ended
-        self._began = time.perf_counter() if began is None else began
-        self._is_over = False
 
     def elapsed_s(self) -> float:
         """Seconds since the work began."""
@@ -66,26 +59,16 @@ class Work:
 
     def check(self) -> None:
         """Raise `CancelledError` or `DeadlineError` if the request should not go on."""
-        error: CancelledError | DeadlineError
         if self._cancel is not None and self._cancel.is_set():
-            error = CancelledError(
+            raise CancelledError(
                 "The request was cancelled by its caller; what it held is released."
             )
-        elif self._deadline_s is not None and self.elapsed_s() >= self._deadline_s:
-            error = DeadlineError(
+        if self._deadline_s is not None and self.elapsed_s() >= self._deadline_s:
+            raise DeadlineError(
                 f"The request's deadline of {self._deadline_s:g} s passed; what it held is "
                 "released. Give it more time, ask for fewer tokens, or ask again when the queue "
                 "is shorter."
             )
-        else:
-            return
-        if not self._is_over:
-            self._is_over = True
-            self._ended(error)
-        try:
-            raise error
-        finally:
-            del error  # Otherwise it and this frame would keep each other, the request and its KV.
 
     def wait(self, event: threading.Event) -> None:
         """Wait for `event`; raises what `check` raises."""
@@ -118,6 +101,14 @@ class SharedCompute:
             self.changed.notify_all()
 
 
+class _Place:
+    """The place of a request whose prompt has `tokens` tokens, in the queue or among those that run."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.admitted = threading.Event()
+
+
 class Scheduler:
     """One engine's queue of requests. All methods are thread-safe."""
 
@@ -137,26 +128,24 @@ class Scheduler:
         self.batch = compute.batch
         self.prefills = compute.prefills
         self._lock = threading.Lock()
-        self._waiting: deque[Work] = deque()
-        self._running: set[Work] = set()
+        self._waiting: deque[_Place] = deque()
+        self._running: set[_Place] = set()
         self._served = self._refused = self._expired = self._cancelled = 0
         self._closed = False
 
     @contextmanager
-    def request(
-        self,
-        deadline_s: float | None = None,
-        cancel: threading.Event | None = None,
-        began: float | None = None,
-    ) -> Iterator[Work]:
-        """A request runs inside the block, and background work waits.
-
-        Without a deadline of its own it has the config's. It counts from `began`, by default now.
+    def request(self) -> Iterator[None]:
+        """A request runs inside the block, and background work waits. A deadline that passed or a
+        cancellation that ends the block is counted.
         """
-        deadline_s = self._config.deadline_s if deadline_s is None else deadline_s
         self._compute.add_requests(1)
         try:
-            yield Work(self.owner, deadline_s, cancel, self._count, began)
+            yield
+        except (DeadlineError, CancelledError) as error:
+            with self._lock:
+                self._expired += isinstance(error, DeadlineError)
+                self._cancelled += isinstance(error, CancelledError)
+            raise
         finally:
             self._compute.add_requests(-1)
 
@@ -174,15 +163,15 @@ class Scheduler:
         of the prompt.
         """
         work.check()
-        work.tokens = tokens
-        if self._admitted_at_once(work):
+        place = _Place(tokens)
+        if self._admitted_at_once(place):
             hinted = None
         else:
             hinted = hint()
-            self._join(work, hinted)
+            self._join(place, hinted)
         try:
             if hinted is not None:
-                work.wait(work.admitted)
+                work.wait(place.admitted)
                 work.check()
                 self._prefetcher.started(hinted)
             yield
@@ -191,7 +180,7 @@ class Scheduler:
         finally:
             if hinted is not None:
                 self._prefetcher.left(hinted)
-            self._leave(work)
+            self._leave(place)
 
     def wait_for_room(self, check: Check) -> None:
         """Return when the next prompt should be prepared.
@@ -248,61 +237,55 @@ class Scheduler:
         if self._closed:
             raise RagKVError("The engine is closed; build a new one.")
 
-    def _admitted_at_once(self, work: Work) -> bool:
-        """Admit `work` if none waits and there is room. Raises `QueueFullError`."""
+    def _admitted_at_once(self, place: _Place) -> bool:
+        """Admit `place` if none waits and there is room. Raises `QueueFullError`."""
         with self._lock:
-            may_start = not self._waiting and self._has_room(work)
+            may_start = not self._waiting and self._has_room(place)
             if may_start:
-                self._running.add(work)
+                self._running.add(place)
             else:
-                self._refuse_beyond_limit(work)
+                self._refuse_beyond_limit(place)
         return may_start
 
-    def _refuse_beyond_limit(self, work: Work) -> None:
-        """Raise `QueueFullError` if `work` had to wait behind too many. Needs `_lock`."""
+    def _refuse_beyond_limit(self, place: _Place) -> None:
+        """Raise `QueueFullError` if `place` had to wait behind too many. Needs `_lock`."""
         limit = self._config.queue_limit
-        if (self._waiting or not self._has_room(work)) and len(self._waiting) >= limit:
+        if (self._waiting or not self._has_room(place)) and len(self._waiting) >= limit:
             self._refused += 1
             raise QueueFullError(
                 f"{len(self._waiting)} requests wait and the queue takes {limit}. Ask again "
                 "later, or raise scheduler.queue_limit."
             )
 
-    def _join(self, work: Work, hint: PrefetchHint) -> None:
-        work.admitted.clear()
+    def _join(self, place: _Place, hint: PrefetchHint) -> None:
         with self._lock:
-            self._refuse_beyond_limit(work)  # again, because others may have joined meanwhile
+            self._refuse_beyond_limit(place)  # again, because others may have joined meanwhile
             # under the lock, so that the store sees the requests in this queue's order
             self._prefetcher.queued(hint)
-            self._waiting.append(work)
+            self._waiting.append(place)
             self._admit()
 
     def _admit(self) -> None:
         """Admit those that wait, in their order, as far as there is room. Needs `_lock`."""
         while self._waiting and self._has_room(self._waiting[0]):
-            work = self._waiting.popleft()
-            self._running.add(work)
-            work.admitted.set()
+            place = self._waiting.popleft()
+            self._running.add(place)
+            place.admitted.set()
 
-    def _has_room(self, work: Work) -> bool:
-        """Whether `work` may be admitted now: a worker is free, or its prompt is short. Needs
+    def _has_room(self, place: _Place) -> bool:
+        """Whether `place` may be admitted now: a worker is free, or its prompt is short. Needs
         `_lock`.
         """
         workers = self._config.workers
         running = len(self._running)
         return running < workers or (
-            workers > 1 and sum(one.tokens for one in (work, *self._running)) <= JOINT_TOKENS
+            workers > 1 and sum(one.tokens for one in (place, *self._running)) <= JOINT_TOKENS
         )
 
-    def _leave(self, work: Work) -> None:
+    def _leave(self, place: _Place) -> None:
         with self._lock:
-            if work in self._running:
-                self._running.remove(work)
+            if place in self._running:
+                self._running.remove(place)
             else:
-                self._waiting.remove(work)
+                self._waiting.remove(place)
             self._admit()
-
-    def _count(self, error: Exception) -> None:
-        with self._lock:
-            self._expired += isinstance(error, DeadlineError)
-            self._cancelled += isinstance(error, CancelledError)

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ragkv.api.keys import KeyFile
 from ragkv.api.metrics import Metrics, TenantStats
 from ragkv.api.settings import AuthConfig, ServeConfig
-from ragkv.engine_parts import EngineStats
+from ragkv.engine_stats import EngineStats
 from ragkv.scheduling import QueueStats
 from ragkv.store import StoreStats, TierKind, TierStats
 

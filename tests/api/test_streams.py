@@ -4,7 +4,6 @@ releases its resources.
 
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -87,36 +86,6 @@ def test_a_disconnect_cancels_the_answer_and_stores_no_turn(
         assert (
             client.post("/v1/chat/completions", json={**BODY, "max_tokens": 3}).status_code == 200
         )
-
-
-def test_a_stream_s_client_reads_its_end_before_missed_passages_are_encoded(
-    app: FastAPI, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read = threading.Event()
-    settled = []
-    monkeypatch.setattr(
-        engine_of(app), "settle", lambda *_: settled.append(read.wait(60)), raising=True
-    )
-    with (
-        plain(url) as client,
-        client.stream("POST", "/v1/chat/completions", json={**BODY, "stream": True}) as response,
-    ):
-        lines = response.iter_lines()
-        while next(lines) != "data: [DONE]":
-            pass
-        read.set()
-        assert "".join(lines) == ""
-    assert settled == [True]
-
-
-def test_a_whole_answer_does_not_wait_for_missed_passages(
-    app: FastAPI, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waited: list[object] = []
-    monkeypatch.setattr(engine_of(app), "settle", lambda *_: waited.append(1))
-    with plain(url) as client:
-        assert client.post("/v1/chat/completions", json=BODY).status_code == 200
-    assert not waited
 
 
 def test_a_disconnect_ends_requests_that_wait_for_the_model(app: FastAPI, url: str) -> None:

@@ -18,7 +18,7 @@ from ragkv.control.gate_result import GateResult, Point, Tolerance
 from ragkv.control.present_profile import FORGET_S, OUTCOMES
 from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
 from ragkv.errors import ProfileError
-from ragkv.fusion import Passed, Plan, Selector
+from ragkv.fusion import PassResult, Plan, Selector
 from ragkv.store import Policy
 from tests import reference, tiny_models
 from tests.fixed import fixed
@@ -236,7 +236,7 @@ def test_what_requests_took_leads_to_the_quickest_choice_also_if_some_chunks_are
         )
         learn = control.learn
 
-        def took(plan: Plan, selector: Selector, passed: Passed) -> None:
+        def took(plan: Plan, selector: Selector, passed: PassResult) -> None:
             rows = plan.forced.numel() + passed.selected_by_layer[0].numel()
             tokens = passed.bytes_by_tier.get("disk", 0) // token_bytes
             times = dict(

@@ -63,7 +63,7 @@ def test_a_part_that_fails_to_close_keeps_no_other_open(
 ) -> None:
     config = StoreConfig(directory=str(tmp_path))
     engine = engine_of(store=config)
-    monkeypatch.setattr(engine._conversations, "close", raising(OSError("no space")))
+    monkeypatch.setattr(engine.conversations, "close", raising(OSError("no space")))
     with pytest.raises(OSError, match="no space"):
         engine.close()
     Store.open(config).close()

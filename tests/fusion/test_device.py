@@ -20,7 +20,7 @@ from ragkv.fusion import (
 )
 from ragkv.fusion.device.placing import DevicePlacing
 from ragkv.fusion.device.staging import StagedReader
-from ragkv.fusion.passes import Fusor, run_pass
+from ragkv.fusion.passes import Fusor
 from ragkv.model import Recording, RotaryTables
 from ragkv.model.device import masked
 from ragkv.model.device.kernels import placing_kernel
@@ -87,7 +87,7 @@ def prefill(
     """What a pass over the prompt gives."""
     fusor = Fusor(adapter, InlineReaders(), 1, 0)  # type: ignore[arg-type]
     with fusor.prepared(plan, make_selector(selector), ratio, record=record) as prompt:
-        run_pass(adapter, [prompt], lambda: None)
+        fusor.run([prompt], lambda: None)
         return prompt.result()
 
 
@@ -219,7 +219,7 @@ def joint(adapter: Any, plans: Sequence[Plan], selectors: Sequence[str]) -> list
             stack.enter_context(fusor.prepared(plan, make_selector(selector), 0.3))
             for plan, selector in zip(plans, selectors, strict=True)
         ]
-        run_pass(adapter, prompts, lambda: None)
+        fusor.run(prompts, lambda: None)
         results = [prompt.result() for prompt in prompts]
     assert all(result is not None and result.prompts == len(plans) for result in results)
     return [result.logits for result in results if result is not None]

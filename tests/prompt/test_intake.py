@@ -3,7 +3,8 @@
 import pytest
 
 from ragkv import Engine, PromptConfig, Text
-from ragkv.errors import InputError
+from ragkv.config import SchedulerConfig
+from ragkv.errors import DeadlineError, InputError
 from ragkv.types import Excerpt
 from tests.engine.helpers import (
     A,
@@ -119,3 +120,10 @@ def test_a_session_reuses_its_history_behind_the_same_opening(engine: Engine) ->
     second = engine.prefill([9], [HEAD, B], session, ratio=1.0)
     assert second.token_ids.tolist() == [*HEAD.token_ids, *A, *Q, *first.token_ids, *B, 9]
     close(second.logits, full_prefill(second.token_ids.tolist())[0])
+
+
+def test_a_request_without_a_deadline_has_that_of_the_config() -> None:
+    with engine_of(scheduler=SchedulerConfig(deadline_s=1e-9)) as engine:
+        with pytest.raises(DeadlineError, match="1e-09"):
+            engine.prefill(Q, [A])
+        assert engine.prefill(Q, [A], deadline_s=60.0).reuse.tokens

@@ -56,8 +56,8 @@ class Queue:
         def run() -> None:
             try:
                 with (
-                    self.scheduler.request(**patience) as work,
-                    self.scheduler.admitted(work, tokens),
+                    self.scheduler.request(),
+                    self.scheduler.admitted(Work(**patience), tokens),
                 ):
                     self.order.append(number)
                     self.go[number].wait(60)
@@ -142,14 +142,6 @@ class TestQueue:
             how == "cancel",
         )
 
-    def test_a_request_without_a_deadline_has_that_of_the_config(self) -> None:
-        queue = Queue(workers=1, deadline_s=0.05)
-        queue.ask(0, deadline_s=20.0)
-        queue.ask(1)
-        until(lambda: len(queue.errors) == 1)
-        queue.end()
-        assert queue.order == [0]
-
     def test_a_request_that_fails_frees_its_slot(self) -> None:
         queue = Queue(workers=1)
         with (
@@ -170,8 +162,8 @@ class TestQueue:
                 patience: dict[str, Any] = {"deadline_s": 0.002} if number % 3 else {}
                 try:
                     with (
-                        queue.scheduler.request(**patience) as work,
-                        queue.scheduler.admitted(work),
+                        queue.scheduler.request(),
+                        queue.scheduler.admitted(Work(**patience)),
                     ):
                         time.sleep(0.0005)
                     ended.append("served")

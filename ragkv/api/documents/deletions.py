@@ -218,7 +218,7 @@ class DeletionFollower(Closing):
         if self._settled is None:
             self._settled = self._seen = self._read()
         found = self._journal.after(self._settled)
-        if not self._apply(found) or self._engine.away():
+        if not self._apply(found) or self._engine.stats().away:
             return
         if self._seen == found.end:  # applied for the second time
             self._state = state

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from ..adapter import Adapter
-from ..promptkv import PromptKV, Recording
+from ..promptkv import PromptKV
+from ..recording import Recording
 from ..rows import Pause, Rows, Seen, sent
 
 # Tokens before the steps of a trial: SDPA cuts keys at 512, MKL its sums from 192 on.

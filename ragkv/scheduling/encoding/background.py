@@ -5,12 +5,13 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from math import inf
 
+from ragkv.errors import CancelledError, DeadlineError
 from ragkv.runtime import Check, openmp
 from ragkv.runtime.waiting import POLL_S
-from ragkv.scheduling import BackgroundTurns
+from ragkv.scheduling import BackgroundTurns, Work
 from ragkv.store import EntryKey, Store
 
 from .encoder import Encoder
@@ -99,21 +100,18 @@ class BackgroundEncoder:
             finally:
                 self._flushing -= 1
 
-    def settle(self, cancel: threading.Event | None = None, timeout_s: float | None = None) -> None:
-        """Return when no chunk waits that a request missed, when a request runs, when `cancel` is
-        set, or after `timeout_s`.
+    def settle(self, work: Work) -> None:
+        """Return when no chunk waits that a request missed, when a request runs, or when `work` is
+        over.
 
         After this the next question finds stored what the last one missed, unless they came
         together.
         """
         openmp.release_threads()
-        end = inf if timeout_s is None else time.monotonic() + timeout_s
-        with self._changed:
+        with self._changed, suppress(DeadlineError, CancelledError):
             while (self._waiting or self._was_missed) and not (self._closing or self.turns.busy):
-                left_s = end - time.monotonic()
-                if left_s <= 0 or (cancel is not None and cancel.is_set()):
-                    break
-                self._changed.wait(min(POLL_S, left_s))
+                work.check()
+                self._changed.wait(POLL_S)
 
     def finish(self, chunks: Iterable[_Ids], check: Check) -> bool:
         """Encode those of `chunks` that wait, and return when they are stored: whether any did.

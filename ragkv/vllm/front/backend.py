@@ -94,14 +94,14 @@ class VllmBackend:
         if self._tenant and self._secret:
             wish |= {"tenant": self._tenant, "proof": proof(self._secret, self._tenant, salt or "")}
         fields = {
-            **_fields(task.request, self._ends),
+            **_fields(task, self._ends),
             "kv_transfer_params": {"ragkv": wish},
             "cache_salt": salt,
         }
-        sent_s = task.elapsed_s()
+        sent_s = task.work.elapsed_s()
         stream = held.enter_context(self._server.stream(prompt.token_ids, fields))
         first = stream.next(check)
-        first_token_s = task.elapsed_s()
+        first_token_s = task.work.elapsed_s()
         answer = self._server.report(name, check)
         served = self._served(task, answer, sent_s, first_token_s)
         if served.reuse.missed_chunks:
@@ -231,13 +231,15 @@ def _chunks(prompt: Prompt) -> Iterator[list[int]]:
         at += len(ids)
 
 
-def _fields(request: Request, ends: Sequence[int]) -> dict[str, Any]:
+def _fields(task: Task, ends: Sequence[int]) -> dict[str, Any]:
     """The request in the fields of vLLM's completions. Every one is given: the defaults of the
     server are others.
     """
+    request = task.request
     sampling = request.sampling
+    most_tokens = task.prompt.answer_tokens
     fields: dict[str, Any] = {
-        "max_tokens": request.max_new_tokens,
+        "max_tokens": most_tokens,
         "temperature": (1.0 if sampling.temperature is None else sampling.temperature)
         if sampling.samples
         else 0.0,
@@ -250,7 +252,7 @@ def _fields(request: Request, ends: Sequence[int]) -> dict[str, Any]:
         "repetition_penalty": sampling.repetition_penalty or 1.0,
         "logit_bias": {str(token): bias for token, bias in (sampling.logit_bias or {}).items()}
         or None,
-        "min_tokens": min(sampling.min_new_tokens or 0, request.max_new_tokens),
+        "min_tokens": min(sampling.min_new_tokens or 0, most_tokens),
         "ignore_eos": True,  # the end tokens are the engine's
         "stop_token_ids": list(ends),
         "return_token_ids": True,

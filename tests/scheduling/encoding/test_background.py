@@ -16,6 +16,7 @@ import torch
 from ragkv import Engine, StoreConfig
 from ragkv.errors import EntryDamagedError
 from ragkv.fusion import Fusor
+from ragkv.scheduling import Work
 from ragkv.scheduling.encoding import background as background_module
 from ragkv.store import DiskTier, EntryKey, Lease, MemoryTier
 from ragkv.store.durable import DurableTiers
@@ -210,8 +211,14 @@ class TestDeletion:
 def test_an_answer_waits_for_missed_chunks_no_longer_than_its_deadline(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late = SimpleNamespace(perf_counter=lambda: time.perf_counter() + 600.0)
-    monkeypatch.setattr("ragkv.prompt.intake.time", late)
+    late = SimpleNamespace(perf_counter=lambda: time.perf_counter() + 600.0, sleep=time.sleep)
+    settle = engine.settle
+
+    def settle_late(work: Work) -> None:
+        monkeypatch.setattr("ragkv.scheduling.scheduler.time", late)
+        settle(work)
+
+    monkeypatch.setattr(engine, "settle", settle_late)
     with engine.model.compute.encoding.hold("another"):  # so no chunk is encoded
         thread = begin(lambda: engine.answer(Q, [A], max_new_tokens=2, deadline_s=600.0))
         thread.join(60)
