@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from .errors import QueueError
 from .prompt import ChunkLike, Intake, PrefixBlocks
+from .prompt.prompt import check_length
 from .runtime import Check, Rate, no_check, openmp, stop_of
 from .scheduling.encoding import LOG_EVERY_S, BackgroundEncoder, Encoder
 from .store import EntryKey, Identity, Store, deleted_everywhere
@@ -253,8 +254,13 @@ class Entries:
         self.prefix_blocks.forget()  # they do not know which chunks are in them
 
     def _encodable(self, chunks: Sequence[ChunkLike]) -> tuple[Chunk, ...]:
+        """Chunks that are checked. Raises `PromptTooLongError` for one that does not fit the context
+        behind the prefix.
+        """
         checked = self.intake.chunks(chunks)
-        self.intake.check_encodable(checked)
+        prefix = len(self.intake.runs.before_documents)
+        for chunk in checked:
+            check_length(prefix + len(chunk), 0, self.intake.context_length)
         return checked
 
     def _is_own(self, identity: Identity) -> bool:

@@ -3,7 +3,8 @@
 Intake -> prompt -> look-up and plan -> prefill -> answer.
 """
 
-from .answer import ActiveAnswer, AnswerBackend, AnswerEvents, OwnModel, Serving
+from .answer import ActiveAnswer, OwnModel
+from .backend import AnswerBackend, AnswerEvents, Serving
 from .citations import cite
 from .intake import MAX_LOGPROBS, Intake
 from .lookup import Lookup

@@ -2,17 +2,18 @@
 another server.
 """
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ragkv.model.decode.sampling import GREEDY, Sampler
+from ragkv.model.decode.sampling import GREEDY, Sampler, token_logprob
 from ragkv.model.decode.stopping import TextStream, end_tokens
 from ragkv.types import Answer, TokenEvent, TokenLogprob
 
+from .backend import AnswerEvents, Serving
 from .citations import cite
 from .drafts import Drafts
 from .prefill import Prefiller
@@ -22,31 +23,6 @@ from .shared_model import SharedModel
 
 if TYPE_CHECKING:
     from .constraints.grammar import TokenConstraint
-
-# the tokens of an answer, then the answer
-AnswerEvents = Generator[TokenEvent | Answer, None, None]
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """A prompt that was served, and the answer that follows."""
-
-    prefill: ServedPrompt
-    events: AnswerEvents
-
-
-class AnswerBackend(Protocol):
-    """Serves prompts that are laid out. Holds no request's state; any number of threads may call it."""
-
-    makes_kv: bool  # whether a prompt's KV and logits are made here: `serve` gives a `Prefill`
-
-    def check(self, request: Request) -> None:
-        """Raise `UnsupportedError` for what it cannot do, before any work."""
-        ...
-
-    def serve(self, task: Task) -> AbstractContextManager[Serving]:
-        """Wait to be admitted, and serve the prompt; the answer's events follow in the block."""
-        ...
 
 
 class ActiveAnswer:
@@ -253,11 +229,3 @@ class _SampledAnswer(ActiveAnswer):
             *super().notes,
             f"the answer does not have its response format: {what} ended it before",
         )
-
-
-def token_logprob(logits: torch.Tensor, token: int, alternatives: int) -> TokenLogprob:
-    """The log probability of `token` after `logits` (V,), and those of the most probable tokens."""
-    logprobs = logits.float().log_softmax(dim=-1)
-    best = logprobs.topk(min(alternatives, logprobs.numel()))
-    top = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return TokenLogprob(token, float(logprobs[token]), tuple(top))

@@ -20,7 +20,7 @@ from ragkv.runtime.outside_text import encode
 from ragkv.scheduling import Work
 from ragkv.types import Chunk, Text
 
-from .prompt import Prompt, check_length, lay_out
+from .prompt import Prompt, lay_out
 from .request import AnswerOptions, ChunkLike, PrefillOptions, Request
 from .shared_model import SharedModel
 from .template import TemplateRuns
@@ -46,7 +46,7 @@ class Intake:
         self._tokenizer = model.tokenizer
         self._config = config
         self._vocabulary = model.adapter.vocabulary
-        self._context_length = model.adapter.context_length or sys.maxsize
+        self.context_length = model.adapter.context_length or sys.maxsize
         self._methods = methods
         self._check_ids(runs.before_documents)
         # Without a tokenizer everything is given as ids, and chunks have no separator.
@@ -156,16 +156,8 @@ class Intake:
         `PromptTooLongError`.
         """
         session = self._config.session
-        prompt = lay_out(request, history, self.runs, self._context_length, session)
+        prompt = lay_out(request, history, self.runs, self.context_length, session)
         return replace(prompt, notes=(*notes, *prompt.notes)) if notes else prompt
-
-    def check_encodable(self, chunks: Sequence[Chunk]) -> None:
-        """Raise `PromptTooLongError` for a chunk that does not fit the context behind the
-        prefix.
-        """
-        for chunk in chunks:
-            length = len(self.runs.before_documents) + len(chunk)
-            check_length(length, 0, self._context_length)
 
     def _work(self, options: PrefillOptions) -> Work:
         """The claim of a request that comes now. Its deadline is the options', else the config's."""

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ragkv.errors import InputError
+from ragkv.model.decode import stopping
 from ragkv.model.decode.stopping import TextStream, end_tokens
 from tests.toy_tokenizers import byte_tokenizer, fallback_tokenizer
 
@@ -90,6 +91,47 @@ def test_the_pieces_join_to_the_text_for_any_bytes(ids: list[int], fallback: boo
     out, stream = pieces(tokenizer, ids)
     assert "".join(out) == stream.text
     assert len(stream.text) == len(tokenizer.decode(ids))
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    noise=st.lists(st.integers(3, 262), max_size=40),
+    text=st.text("ab €🦊é", min_size=4, max_size=30),
+    stop=st.lists(st.text("ab€", min_size=1, max_size=3), max_size=1),
+)
+def test_tokens_that_are_decoded_no_more_change_no_text(
+    monkeypatch: pytest.MonkeyPatch, noise: list[int], text: str, stop: list[str]
+) -> None:
+    for tokenizer, ids in (
+        (BYTES, noise),
+        (BYTES, ids_of(text)),
+        (FALLBACK, ids_of(text, FALLBACK)),
+    ):
+        wanted, whole = pieces(tokenizer, ids, stop)
+        with monkeypatch.context() as patch:
+            patch.setattr(stopping, "WINDOW_TOKENS", 4)
+            got, stream = pieces(tokenizer, ids, stop)
+        assert (got, stream.text, stream.stopped) == (wanted, whole.text, whole.stopped)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, FALLBACK], ids=["byte-level", "byte-fallback"])
+def test_a_long_answer_decodes_no_token_more_than_a_few_times_the_window(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode = tokenizer.decode
+    decoded = 0
+
+    def counting(ids: list[int], **options: Any) -> str:
+        nonlocal decoded
+        decoded += len(ids)
+        return decode(ids, **options)
+
+    monkeypatch.setattr(tokenizer, "decode", counting)
+    text = "stop by 🦊 ab. " * 200
+    ids = ids_of(text, tokenizer)
+    _, stream = pieces(tokenizer, ids)
+    assert stream.text == text.lstrip()
+    assert decoded < 3 * stopping.WINDOW_TOKENS * len(ids)
 
 
 @pytest.mark.parametrize(

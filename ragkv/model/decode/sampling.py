@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from ragkv.errors import InputError
+from ragkv.types import TokenLogprob
 
 # Logits that are divided by less overflow in float32, and sampling is greedy by then.
 LEAST_TEMPERATURE = 1e-4
@@ -260,3 +261,11 @@ def _processors(
         if sampling.min_p:
             chosen.append(MinPLogitsWarper(float(sampling.min_p)))
     return LogitsProcessorList(chosen)
+
+
+def token_logprob(logits: torch.Tensor, token: int, alternatives: int) -> TokenLogprob:
+    """The log probability of `token` after `logits` (V,), and those of the most probable tokens."""
+    logprobs = logits.float().log_softmax(dim=-1)
+    best = logprobs.topk(min(alternatives, logprobs.numel()))
+    top = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return TokenLogprob(token, float(logprobs[token]), tuple(top))

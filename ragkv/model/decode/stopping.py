@@ -7,6 +7,11 @@ from typing import Any
 
 from ragkv.errors import InputError
 
+# After so many tokens those that are certain are decoded no more: to decode all for each token would
+# be quadratic.
+WINDOW_TOKENS = 64
+CUT_TRIES = 16  # at so many places
+
 
 def end_tokens(model: Any, tokenizer: Any | None) -> tuple[int, ...]:
     """Ids that end an answer: of the generation config, else of the config, else of the
@@ -37,7 +42,8 @@ class TextStream:
                 "Stop strings were given, but the engine has no tokenizer. Build the engine with "
                 "a tokenizer."
             )
-        self._ids: list[int] = []
+        self._before = ""  # text of tokens that need not be decoded again
+        self._ids: list[int] = []  # the tokens behind it
         self._as_written = as_written
         # characters of the decoded text that were returned, or left out at its beginning
         self._returned = 0
@@ -47,12 +53,12 @@ class TextStream:
 
     def add(self, token: int) -> str:
         """The text that is certain after `token` and was not returned before."""
-        self._ids.append(token)
         if self._tokenizer is None:
             return ""
-        decoded: str = self._tokenizer.decode(
-            self._ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        self._ids.append(token)
+        decoded = self._before + self._text_of(self._ids)
+        if len(self._ids) % WINDOW_TOKENS == 0:
+            self._settle(decoded)
         # none begins in what was returned: what might become one was held back
         begins = (decoded.find(s, self._returned) for s in self._stop)
         cut = min((at for at in begins if at >= 0), default=None)
@@ -63,6 +69,26 @@ class TextStream:
     def finish(self) -> str:
         """The text that was held back."""
         return self._hand_out(len(self._decoded))
+
+    def _text_of(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(  # type: ignore[union-attr]
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def _settle(self, decoded: str) -> None:
+        """Decode the first tokens no more, if they can be cut off where the text stays the same.
+
+        Some tokenizers drop a space at the beginning, so not every place will do.
+        """
+        middle = len(self._ids) // 2
+        for cut in range(middle, middle + CUT_TRIES):
+            head = self._before + self._text_of(self._ids[:cut])
+            is_whole = not head.endswith("\ufffd")
+            if is_whole and head + self._text_of(self._ids[cut:]) == decoded:
+                self._before = head
+                del self._ids[:cut]
+                return
 
     def _hand_out(self, until: int) -> str:
         piece = self._decoded[self._returned : until]

@@ -10,7 +10,7 @@ import threading
 from bisect import insort
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from ..entry import EntryKey
 from ..policies import Item, Policy, TurnSize
@@ -46,40 +46,6 @@ class Group(Generic[P]):
         return self.slots[-1].item.index + 1 if self.slots else 0
 
 
-class Held(NamedTuple):
-    """The tier holds so much of a group now, or is about to."""
-
-    group: str
-    blocks: int
-    size: int
-    now: float
-
-    def tell(self, policy: Policy) -> None:
-        """Tell the policy."""
-        policy.held(*self)
-
-
-class Used(NamedTuple):
-    """A part of a group was leased."""
-
-    group: str
-    now: float
-
-    def tell(self, policy: Policy) -> None:
-        """Tell the policy."""
-        policy.used(*self)
-
-
-class Served(NamedTuple):
-    """A conversation's turn was served."""
-
-    turn: TurnSize
-
-    def tell(self, policy: Policy) -> None:
-        """Tell the policy."""
-        policy.served(self.turn)
-
-
 class News:
     """What happened since a policy was last asked: it is told of it, in order, before it is asked
     anything. Not thread-safe: the tier holds the lock.
@@ -88,11 +54,11 @@ class News:
     def __init__(self, policy: Policy) -> None:
         self.policy_trims_early = policy.trims_early
         self._policy = policy
-        self._untold: list[Held | Used | Served] = []
+        self._untold: list[Callable[[Policy], object]] = []
 
-    def note(self, news: Held | Used | Served) -> None:
+    def note(self, tell: Callable[[Policy], object]) -> None:
         """The policy is told this before it is asked."""
-        self._untold.append(news)
+        self._untold.append(tell)
         if len(self._untold) > MOST_NEWS:
             self.tell_all()
 
@@ -100,8 +66,8 @@ class News:
         """Tell the policy all that happened; the policy, which can be asked now."""
         untold = self._untold
         self._untold = []
-        for news in untold:
-            news.tell(self._policy)
+        for tell in untold:
+            tell(self._policy)
         return self._policy
 
 
@@ -132,7 +98,8 @@ class Ledger(Generic[P]):
 
     def used(self, slot: Slot[P], now: float) -> None:
         """Note for the policy that a held slot was leased."""
-        self._news.note(Used(self.group_of(slot.item), now))
+        group = self.group_of(slot.item)
+        self._news.note(lambda policy: policy.used(group, now))
 
     @staticmethod
     def group_of(item: Item) -> str:
@@ -148,7 +115,8 @@ class Ledger(Generic[P]):
         name = self.group_of(item)
         group = self.groups.get(name) or Group()
         extent = max(group.extent, item.index + 1)
-        self._news.note(Held(name, extent, group.size + item.size, now))
+        size = group.size + item.size  # now, not when the policy is told
+        self._news.note(lambda policy: policy.held(name, extent, size, now))
 
     def add(self, item: Item, payload: P, now: float) -> None:
         """Add an announced item for which there is room."""
@@ -204,7 +172,9 @@ class Ledger(Generic[P]):
             self._unpin_group(self.group_of(slot.item), 1)
 
     def _report(self, name: str, group: Group[P], now: float) -> None:
-        self._news.note(Held(name, group.extent, group.size, now))
+        extent = group.extent  # now, not when the policy is told
+        size = group.size
+        self._news.note(lambda policy: policy.held(name, extent, size, now))
 
     def _unpin_group(self, name: str, leases: int) -> None:
         group = self.groups[name]
@@ -232,7 +202,7 @@ class LocalTier(Tier, Generic[P]):
 
     def served(self, turn: TurnSize) -> None:
         with self._lock:
-            self._news.note(Served(turn))
+            self._news.note(lambda policy: policy.served(turn))
             if self._news.policy_trims_early:
                 self._eviction.trim(self._clock())
 
