@@ -57,7 +57,7 @@ class Splitter:
     @property
     def fingerprint(self) -> str:
         """Changes when the same document would be split differently."""
-        return f"recursive-4:{self.tokens}:{self.tokenizer_id}"
+        return f"recursive-5:{self.tokens}:{self.tokenizer_id}"
 
     def split(self, document: Document, check: Check = no_check) -> list[Passage]:
         """The passages of `document`, in order; none if it is blank. What `check` raises ends the
@@ -89,35 +89,33 @@ class Splitter:
             check()
             return self.count_tokens(piece) if piece else 0
 
-        if self._fits(text, count):
+        def fits(piece: str) -> bool:
+            return len(piece) <= MOST_CHARS_A_TOKEN * self.tokens and count(piece) <= self.tokens
+
+        words = text.strip()
+        if fits(words) and not _only_fences(words):
             yield (len(text) - len(text.lstrip()), len(text.rstrip()))
             return
         waiting: tuple[int, int] | None = None
         for start, end in self._pieces(text, markdown, count):
             for span in _halve_until_it_fits(text, start, end, count, self.tokens):
-                if all(map(_FENCE.fullmatch, text[slice(*span)].split("\n"))):
-                    if waiting is not None and count(text[waiting[0] : span[1]]) <= self.tokens:
-                        waiting = (waiting[0], span[1])
+                is_code_mark = _only_fences(text[slice(*span)])
+                if is_code_mark and waiting is not None and fits(text[waiting[0] : span[1]]):
+                    waiting = (waiting[0], span[1])
                     continue
                 if waiting is not None:
                     yield waiting
-                waiting = span
+                # what does not fit to the passage before is not tried again with the next mark
+                waiting = None if is_code_mark else span
         if waiting is not None:
             yield waiting
-
-    def _fits(self, text: str, count: Callable[[str], int]) -> bool:
-        """Whether a document that has words is one passage."""
-        words = text.strip()
-        return (
-            len(words) <= MOST_CHARS_A_TOKEN * self.tokens
-            and not all(map(_FENCE.fullmatch, words.split("\n")))
-            and count(words) <= self.tokens
-        )
 
     def _pieces(
         self, text: str, markdown: bool, count: Callable[[str], int]
     ) -> list[tuple[int, int]]:
-        """The spans that the library chooses."""
+        """The spans that the library chooses. A piece counts for at least one token: the library takes
+        time with the square of the pieces of a passage.
+        """
         from langchain_text_splitters import RecursiveCharacterTextSplitter  # takes half a second
 
         cutter = RecursiveCharacterTextSplitter(
@@ -126,7 +124,7 @@ class Splitter:
             keep_separator="start",
             chunk_size=self.tokens,
             chunk_overlap=0,
-            length_function=count,
+            length_function=lambda piece: max(count(piece), bool(piece)),
         )
         masked = _mask_code_comments(text) if markdown else text
         spans: list[tuple[int, int]] = []
@@ -139,6 +137,10 @@ class Splitter:
                 spans[-1] = (spans[-1][0], start)
             spans.append((start, end))
         return spans
+
+
+def _only_fences(text: str) -> bool:
+    return all(map(_FENCE.fullmatch, text.split("\n")))
 
 
 def _is_inside(text: str, at: int) -> bool:
