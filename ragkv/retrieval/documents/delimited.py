@@ -6,11 +6,11 @@ import csv
 import io
 import re
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from .reading import FileContent, Loaded
-from .tables import Row, named_lines, row_of
+from .tables import Row, is_words, row_of, table_lines
 
 DELIMITERS = ",;\t|"
 # The separator of columns is looked for in the first `SAMPLE_LINES` lines of a file, and clevercsv
@@ -32,28 +32,49 @@ def load_csv(content: FileContent) -> Loaded:
         delimiter = (
             "\t" if content.path.suffix.lower() in (".tsv", ".tab") else _delimiter(text.lstrip())
         )
+    titles = _titles(text, delimiter)
     with content.parsing("a table"):
         # of the process; a file has a limit of its own
         csv.field_size_limit(max(csv.field_size_limit(), len(text)))
-        rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
-        counted = _counted(rows, lost, text.count('"') % 2 == 1)
-        lines = "\n".join(content.bounded(named_lines(counted)))
+        source = io.StringIO(text, newline="")
+        above = [{0: source.readline().strip()} for _ in range(titles)]
+        rows = csv.reader(source, delimiter=delimiter, skipinitialspace=True)
+        below = _counted(rows, lost, titles, text.count('"') % 2 == 1)
+        lines = "\n".join(content.bounded(table_lines(chain(above, below))))
     yield content.document(lines, {}, lost)
 
 
-def _counted(rows: Any, lost: list[str], is_odd: bool) -> Iterator[Row]:
-    """The rows. If a quote is never closed, the last "row" has all lines behind it, and this is
+def _counted(rows: Any, lost: list[str], titles: int, is_odd: bool) -> Iterator[Row]:
+    """The rows below `titles` lines. If a quote is never closed, the last "row" has all lines behind it, and this is
     told.
     """
     before = 0
     for row in rows:
-        first = before + 1
+        first = titles + before + 1
         before = rows.line_num
         yield row_of(row)
-    if is_odd and before > first:
+    if is_odd and titles + before > first:
         lost.append(
             f"the columns from line {first} on, where a quote is never closed; their text is kept"
         )
+
+
+def _titles(text: str, delimiter: str) -> int:
+    """How many lines above the table are sentences: there a blank follows each comma, and in the
+    table none does.
+    """
+    head = text.split("\n", SAMPLE_LINES)[:SAMPLE_LINES]
+    lines = [(number, line) for number, line in enumerate(head, 1) if delimiter in line]
+    titles = 0
+    for (number, line), (_, names), (_, data) in zip(lines, lines[1:], lines[2:], strict=False):
+        is_prose = line.count(delimiter) == line.count(f"{delimiter} ")
+        if not is_prose or '"' in line:
+            break
+        is_wider = names.count(delimiter) > line.count(delimiter)
+        is_named = is_words(names.split(delimiter)) and not is_words(data.split(delimiter))
+        if f"{delimiter} " not in names and (is_wider or is_named):
+            titles = number
+    return titles
 
 
 def _delimiter(text: str) -> str:

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from ragkv.errors import DocumentError
 
 from ..values import Document
-from .reading import AUTO, FileContent, Loaded, decode, marked_encoding
+from .reading import AUTO, FileContent, Loaded, clean, decode, marked_encoding
 
 
 def load_jsonl(content: FileContent) -> Loaded:
@@ -34,7 +35,7 @@ def load_jsonl(content: FileContent) -> Loaded:
         except DocumentError as error:
             yield DocumentError(f"{content.path}, line {number}: {error}")
         else:
-            yield document
+            yield replace(document, text=clean(document.text))
 
 
 def _lines(content: FileContent) -> Iterable[str | bytes]:

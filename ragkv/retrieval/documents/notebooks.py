@@ -11,8 +11,9 @@ from typing import Any
 from ragkv.errors import DocumentError
 from ragkv.runtime import counted
 
+from .escapes import unescaped, without_controls
 from .reading import FileContent, Loaded
-from .text import without_orders
+from .text_tables import with_named_rows
 
 
 def load_notebook(content: FileContent) -> Loaded:
@@ -41,14 +42,14 @@ def _cell_texts(book: Mapping[str, Any], lost: list[str]) -> Iterator[str]:
     for cell in (cell for sheet in sheets for cell in sheet.get("cells", ())):
         source = _joined(cell.get("source", cell.get("input", "")))
         if cell.get("cell_type") != "code":
-            yield source
+            yield "\n".join(with_named_rows(source, is_markdown=True))
             continue
         if source.strip():
-            yield _code(source, str(language))
+            yield _code(unescaped(source, of_program=True), str(language))
         for output in cell.get("outputs", ()):
             text = _output_text(output)
             if text.strip():
-                yield _code(without_orders(text), "")
+                yield _code(unescaped(without_controls(text), of_program=True), "")
             without_text += not text and output.get("output_type") != "stream"
     if without_text:
         lost.append(f"{counted(without_text, 'output')} without text")

@@ -21,6 +21,7 @@ import webencodings
 from ragkv.errors import DocumentError, DocumentLimitError, MissingExtraError
 
 from ..values import Document
+from .escapes import unescaped, with_letters, without_controls
 
 # `AUTO` in place of an encoding has it guessed for text that is not UTF-8.
 AUTO = "auto"
@@ -28,6 +29,10 @@ AUTO = "auto"
 GUESS_BYTES = 256 * 1024
 # The encoding of most text that is not Unicode.
 WESTERN = "cp1252"
+# Text for people, which may be about escapes; all other formats of text are for programs.
+_PROSE = """.txt .text .tex .bib .md .markdown .mdx .rmd .qmd .rst .adoc .org .xml .html .htm .xhtml
+    .eml .srt .vtt .ipynb .jsonl .ndjson"""
+PROSE = frozenset(["", *_PROSE.split()])
 # The name in a document's metadata of what could not be read, a list of sentences.
 LOST = "lost"
 # `NAMED_LOSSES` lost parts of a file are named, the others are counted.
@@ -105,10 +110,11 @@ class FileContent:
     limits: ParseLimits = UNLIMITED
 
     def text(self, declared: str | None = None) -> str:
-        """The file as text, in its own encoding, in `encoding`, or in the one that it
-        `declared`.
+        """The file as its reader sees it, in its own encoding, in `encoding`, or in the one that
+        it `declared`.
         """
-        return decode(str(self.path), self.data, self.encoding, declared)
+        text = without_controls(decode(str(self.path), self.data, self.encoding, declared))
+        return with_letters(unescaped(text, self.path.suffix.lower() not in PROSE))
 
     def bounded(self, texts: Iterable[str], size_bytes: int | None = None) -> Iterator[str]:
         """The same texts. Raises `DocumentLimitError` once they are longer than the file allows.
@@ -128,7 +134,7 @@ class FileContent:
             if chars > most:
                 raise DocumentLimitError(
                     f"{self.path} holds more than {most} characters of text, which is the most "
-                    "for a document of its size",
+                    "for a document of its size (document_chars)",
                     "document_chars",
                 )
             yield text
@@ -142,10 +148,11 @@ class FileContent:
         Raises `DocumentError` if there is no text.
         """
         pages = [text] if isinstance(text, str) else list(text)
-        cleaned, starts = _joined(list(map(clean, pages)))
+        starts: tuple[int, ...] = ()
         if isinstance(text, str):  # it stays as it is, with the white space around it
             cleaned = clean(text)
-            starts = ()
+        else:
+            cleaned, starts = _joined(list(map(clean, pages)))
         if not cleaned.strip():
             why = f": {lost[0]}" if lost else ""
             raise DocumentError(
@@ -218,14 +225,14 @@ def _joined(pages: list[str]) -> tuple[str, tuple[int, ...]]:
 
 
 def clean(text: str) -> str:
-    """`text` without NUL, where SQLite ends a text, without soft hyphens, and with U+FFFD for each
-    half of a surrogate pair.
+    """`text` without control characters and soft hyphens, with letters for the escapes of JSON, and
+    with U+FFFD for each half of a surrogate pair.
     """
     try:
         text.encode()
     except UnicodeEncodeError:
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return _SOFT_HYPHEN.sub("", text.replace("\0", ""))
+    return _SOFT_HYPHEN.sub("", unescaped(without_controls(text), of_program=False))
 
 
 def codec_of(label: str) -> str | None:

@@ -7,21 +7,29 @@ right costs no more than one at the left.
 
 import itertools
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import pairwise
 
 Row = Mapping[int, str]
+# The rows of a header, by their numbers, with each name in all columns that it spans.
+Spread = Callable[[Sequence[int]], Sequence[Row]]
 
 # The names of columns are looked for in the first `SAMPLE_ROWS` rows.
 SAMPLE_ROWS = 12
 # A name is repeated in each row, so of a longer one the beginning is.
 NAME_CHARS = 60
-# A longer row becomes several lines, and each begins with the first column of the row.
-LINE_CHARS = 400
+# A longer row becomes several lines, and each begins with the first column of the row. A digit may
+# be a token, and a letter of some scripts three: so a line fits into a passage of 256 tokens.
+LINE_BYTES = 240
+# A longer value, which is prose of three letters a token and more, is cut into several lines, too.
+VALUE_BYTES = 700
 # A row of names fills at least this share of the columns, a title above the table at most the next.
 MOST_COLUMNS = 0.6
 FEW_COLUMNS = 0.5
+# So many rows of two cells may be said about a table above it, as in "Author: Ada".
+FEW_ROWS = 4
 # Numbers with a unit, and dates: rows of data have them, heads of columns seldom do.
 _NUMBER = re.compile(r"(?<!\W)\W*+\d[\d.,:/\s'-]*+(?:%|[^\W\d]{1,3})?\W*+")
 
@@ -40,46 +48,197 @@ def row_of(values: Iterable[str]) -> dict[int, str]:
     return {column: value for column, value in cleaned if value}
 
 
-def named_lines(
-    rows: Iterable[Row], header: Header | None = None, groups: Iterable[Row] = ()
-) -> Iterator[str]:
+def named_lines(rows: Iterable[Row], header: Header, groups: Iterable[Row] = ()) -> Iterator[str]:
     """The lines of a table: titles as they are, then each row as "name: value; name: value".
 
-    Without a `header` it is looked for. `groups` are the rows of the header in which each name
-    stands in all columns that it spans, if that is known. A table of one row has its values alone.
+    `groups` are the rows of the header in which each name stands in all columns that it spans, if
+    that is known. A table of one row has its values alone.
     """
     filled = (row for row in rows if row)
-    sample = list(itertools.islice(filled, SAMPLE_ROWS))
-    header = header or find_header(sample)
-    for title in sample[: header.titles]:
-        yield "; ".join(title.values()).removeprefix("# ")
-    named = sample[header.titles : header.titles + header.names]
-    data = sample[header.titles + header.names :]
-    if not data:
-        yield from ("; ".join(row.values()) for row in named)
+    yield from _titles(itertools.islice(filled, header.titles))
+    named = list(itertools.islice(filled, header.names))
+    first = next(filled, None)
+    if first is None:
+        yield from map(_values, named)
         return
     names = column_names(list(groups) or _spread(named))
-    for row in itertools.chain(data, filled):
+    for row in itertools.chain([first], filled):
         yield from row_lines(row, names)
 
 
+def table_lines(rows: Iterable[Row], spread: Spread | None = None) -> Iterator[str]:
+    """The lines of one or several tables, in which a blank row has no cells: as `named_lines`, and
+    a table below another one, behind a blank row, has its own names.
+
+    `spread` gives the rows of a header as `groups` of `named_lines`, if that is known.
+    """
+    ahead = _Ahead(rows)
+    names: dict[int, str] = {}
+    numeric = frozenset[int]()
+    is_first = True
+    while block := ahead.block():
+        texts = [row for _, row in block]
+        if is_first and not _is_table(texts):  # a title may stand behind a blank row, too
+            block = ahead.rows()
+            texts = [row for _, row in block]
+        if is_first or _begins_table(texts, names, numeric):
+            header = find_header(texts)
+            yield from _titles(row for _, row in ahead.take(header.titles))
+            taken = ahead.take(header.names)
+            named = [row for _, row in taken]
+            if not ahead.rows():
+                yield from map(_values, named)
+                return
+            numeric = _numeric_columns([row for _, row in ahead.block()])
+            numbers = [number for number, _ in taken]
+            names = column_names(spread(numbers) if spread else _spread(named))
+        elif all(map(_is_remark, texts)) and len(names) > 1:
+            yield from (_values(row) for _, row in ahead.take(len(texts)))
+        is_first = False
+        for row in ahead.rest_of_block():
+            yield from row_lines(row, names)
+
+
+class _Ahead:
+    """Numbered rows that can be looked at before they are taken."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._rows = enumerate(rows)
+        self._seen: deque[tuple[int, Row]] = deque()
+
+    def block(self) -> list[tuple[int, Row]]:
+        """The next rows up to a blank one, at most `SAMPLE_ROWS`; blank rows before them go."""
+        while self._look(1) and not self._seen[0][1]:
+            self._seen.popleft()
+        found = list[tuple[int, Row]]()
+        while len(found) < SAMPLE_ROWS and self._look(len(found) + 1) and self._seen[len(found)][1]:
+            found.append(self._seen[len(found)])
+        return found
+
+    def rows(self) -> list[tuple[int, Row]]:
+        """The next rows that are not blank, at most `SAMPLE_ROWS`."""
+        count = SAMPLE_ROWS
+        while sum(1 for _, row in self._seen if row) < SAMPLE_ROWS and self._look(count):
+            count += 1
+        return [(number, row) for number, row in self._seen if row][:SAMPLE_ROWS]
+
+    def take(self, count: int) -> list[tuple[int, Row]]:
+        """The next rows that are not blank, as many as `count`."""
+        taken = list[tuple[int, Row]]()
+        while len(taken) < count and self._look(1):
+            number, row = self._seen.popleft()
+            if row:
+                taken.append((number, row))
+        return taken
+
+    def rest_of_block(self) -> Iterator[Row]:
+        """The rows up to the next blank one, which goes."""
+        while self._look(1):
+            _, row = self._seen.popleft()
+            if not row:
+                return
+            yield row
+
+    def _look(self, count: int) -> bool:
+        """Whether there are so many rows."""
+        while len(self._seen) < count:
+            if (following := next(self._rows, None)) is None:
+                return False
+            self._seen.append(following)
+        return True
+
+
+def _titles(rows: Iterable[Row]) -> Iterator[str]:
+    """Rows above the names as text; one that is merged downwards is there once."""
+    before = ""
+    for row in rows:
+        if (title := _values(row).removeprefix("# ")) != before:
+            yield title
+        before = title
+
+
+def _values(row: Row) -> str:
+    return "; ".join(row.values())
+
+
+def _is_table(rows: Sequence[Row]) -> bool:
+    """Whether the first block of rows is surely a table of its own, and no title of the next."""
+    header = find_header(rows)
+    width = len(rows[header.titles])
+    return _contrasts(rows, header) and (width > 2 or header.titles > 0 or len(rows) > FEW_ROWS)
+
+
+def _begins_table(rows: Sequence[Row], names: Mapping[int, str], numeric: Set[int]) -> bool:
+    """Whether rows behind a blank one are a table with names of its own, and not more rows of the
+    table with these `names`, which has numbers in the columns `numeric`.
+    """
+    header = find_header(rows)
+    first = rows[header.titles]
+    data = rows[header.titles + header.names :]
+    if not data or len(first) < 2 or not _is_text(first):
+        return False
+    is_same = [*first.values()] == [*names.values()]
+    is_repeated = any(row.get(column) == value for row in data for column, value in first.items())
+    has_texts = any(
+        not is_repeated and all(row.get(column) and is_words([row[column]]) for row in rows)
+        for column in numeric & first.keys()
+    )
+    more = len(first.keys() - names.keys())
+    return is_same or more > 1 or has_texts or _contrasts(rows, header)
+
+
+def _contrasts(rows: Sequence[Row], header: Header) -> bool:
+    """Whether a column has numbers alone below a name that is none, and all columns have names."""
+    last = rows[header.titles + header.names - 1]
+    data = rows[header.titles + header.names :]
+    is_full = len(last) >= max(2, *map(len, data), 0)
+    return is_full and _is_text(last) and not _numeric_columns(data).isdisjoint(last)
+
+
+def _numeric_columns(rows: Sequence[Row]) -> frozenset[int]:
+    """The columns in which these rows have numbers alone."""
+    texts = {column for row in rows for column, value in row.items() if is_words([value])}
+    return frozenset(column for row in rows for column in row) - texts
+
+
+def _is_remark(row: Row) -> bool:
+    return len(row) == 1 and 0 in row and _is_text(row)
+
+
 def row_lines(row: Row, names: Mapping[int, str]) -> Iterator[str]:
-    """A row as lines of about `LINE_CHARS` characters; each names the row by its first column."""
+    """A row as lines of about `LINE_BYTES`; each names the row by its first column."""
     line: list[str] = []
     key = ""
-    chars = 0
+    size = 0
     for column, value in row.items():
         name = names.get(column, "")
-        pair = f"{name}: {value}" if name else value
-        if line and chars + len(pair) > LINE_CHARS:
-            yield "; ".join(line)
-            line = [key]
-            chars = len(key)
-        key = key or (pair if len(pair) <= 2 * NAME_CHARS else f"{pair[: 2 * NAME_CHARS]}...")
-        line.append(pair)
-        chars += len(pair) + 2
+        for part in _parts_of(value):
+            pair = f"{name}: {part}" if name else part
+            if line and size + len(pair.encode()) > LINE_BYTES:
+                yield "; ".join(line)
+                line = [key]
+                size = len(key.encode())
+            key = key or (pair if len(pair) <= 2 * NAME_CHARS else f"{pair[: 2 * NAME_CHARS]}...")
+            line.append(pair)
+            size += len(pair.encode()) + 2
     if line:
         yield "; ".join(line)
+
+
+def _parts_of(value: str) -> list[str]:
+    """A value of words in parts of at most about `VALUE_BYTES`."""
+    if len(value.encode()) <= VALUE_BYTES:
+        return [value]
+    parts = [""]
+    size = 0
+    for word in value.split(" "):
+        length = len(word.encode()) + 1
+        if parts[-1] and size + length > VALUE_BYTES:
+            parts.append("")
+            size = 0
+        parts[-1] += f" {word}" if parts[-1] else word
+        size += length
+    return parts
 
 
 def column_names(named: Sequence[Row]) -> dict[int, str]:
@@ -100,6 +259,8 @@ def find_header(rows: Sequence[Row]) -> Header:
     titles = 0
     for number, row in enumerate(rows[:-1]):
         is_comment = next(iter(row.values())).startswith("# ")
+        if not is_comment and not _is_group(rows, number) and _is_above_names(rows, number):
+            continue
         if not is_comment and len(row) >= 2 and len(row) >= MOST_COLUMNS * width and _is_text(row):
             titles = number
             break
@@ -118,7 +279,8 @@ def _is_group(rows: Sequence[Row], at: int) -> bool:
     above, below, data = rows[at : at + 3]
     columns = above.keys() | below.keys()
     gaps = columns - above.keys()
-    is_a_pair = {0, 1} <= above.keys() and 0 in below  # "Author: Ada" over the names
+    # "Author: Ada" over the names; a name that is merged downwards is no such pair
+    is_a_pair = {0, 1} <= above.keys() and below.get(0, above[0]) != above[0]
     has_one_title = len(above) < 2 and 0 in above
     if is_a_pair or has_one_title or not gaps <= below.keys() or max(gaps, default=0) < min(above):
         return False
@@ -128,6 +290,22 @@ def _is_group(rows: Sequence[Row], at: int) -> bool:
         return True
     has_numbers = any(_NUMBER.fullmatch(data.get(column, "")) for column in below)
     return _is_text(above) and _is_text(below) and has_numbers
+
+
+def _is_above_names(rows: Sequence[Row], at: int) -> bool:
+    """Whether the row at `at` has fewer cells than one of the next two, which has names over
+    numbers, as in "Deliveries, by quay".
+    """
+    above = rows[at]
+    for names, data in pairwise(rows[at + 1 : at + 4]):
+        if len(names) <= len(above):
+            continue
+        return (
+            above.keys() < names.keys()
+            and _is_text(names)
+            and any(_NUMBER.fullmatch(data.get(column, "")) for column in names)
+        )
+    return False
 
 
 def _spread(named: Sequence[Row]) -> list[Row]:
@@ -147,8 +325,13 @@ def _spread(named: Sequence[Row]) -> list[Row]:
     return [*spread, last]
 
 
+def is_words(values: Iterable[str]) -> bool:
+    """Whether no value is a number."""
+    return not any(map(_NUMBER.fullmatch, values))
+
+
 def _is_text(row: Row) -> bool:
-    return not any(_NUMBER.fullmatch(value) for value in row.values())
+    return is_words(row.values())
 
 
 def _shortened(name: str) -> str:

@@ -7,16 +7,15 @@ told; rows that a filter hides are data and are read.
 
 import io
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from ragkv.runtime import counted
 
 from ..marks import Part, Place, joined, struck
 from ..reading import FileContent, Loaded, part
-from ..tables import SAMPLE_ROWS, Row, find_header, named_lines
+from ..tables import SAMPLE_ROWS, Row, table_lines
 from .archives import CORE, EXTRA, opened_archive, title_in, unpacked_bytes
 from .number_formats import shown
 
@@ -67,10 +66,12 @@ def _sheet_lines(sheet: Any, lost: list[str]) -> Iterator[str]:
             f"sheet {sheet.title}: the values of {counted(found.formulas, 'formula')}, which the file does "
             "not hold; open and save it in a spreadsheet"
         )
-    header = find_header(_first_rows(found))
-    named = islice(found.rows, header.titles, header.titles + header.names)
-    groups = [_over_merged(found, number) for number in named]
-    yield from named_lines(_down_merged(found), header, groups)
+    _merge(found)
+    places = list(_with_gaps(sorted(found.rows)))
+    yield from table_lines(
+        (dict(sorted(found.rows.get(place, {}).items())) for place in places),
+        lambda taken: [_over_merged(found, places[number]) for number in taken],
+    )
 
 
 @dataclass(slots=True)
@@ -82,6 +83,9 @@ class _Cells:
     hidden_rows: int = 0
     hidden_columns: frozenset[int] = frozenset()
     formulas: int = 0  # without a stored value
+    # row -> its cells that are merged to the right: first and last column, text
+    wide: dict[int, list[tuple[int, int, str]]] = field(default_factory=dict)
+    repeats: int = 0  # how often the texts of merged cells may still be repeated
 
     def count(self) -> int:
         """How many cells have a text."""
@@ -184,35 +188,43 @@ def _leave_out_columns(cells: _Cells, dimensions: Any) -> None:
     cells.hidden_columns = frozenset(hidden)
 
 
+def _merge(cells: _Cells) -> None:
+    """Put the text of cells that are merged downwards into each of their rows, and note those that
+    are merged to the right.
+    """
+    numbers = sorted(cells.rows)
+    cells.repeats = MERGED_SHARE * cells.count()
+    for top, bottom, left, right in cells.merged:
+        name = cells.rows.get(top, {}).get(left)
+        if name is None:
+            continue
+        for number in numbers[bisect_left(numbers, top) : bisect_right(numbers, bottom)]:
+            if cells.repeats <= 0:
+                return
+            cells.repeats -= 1
+            cells.rows[number].setdefault(left, name)
+            if right > left:
+                cells.wide.setdefault(number, []).append((left, right, name))
+
+
 def _over_merged(cells: _Cells, number: int) -> Row:
     """A row of names, with the name of merged cells in each of their columns."""
     row = dict(cells.rows[number])
-    columns = sorted({column for each in _first_rows(cells) for column in each})
-    left_over = MERGED_SHARE * cells.count()
-    for top, bottom, left, right in cells.merged:
-        name = cells.rows.get(top, {}).get(left) if top <= number <= bottom else None
-        if name is None or left_over <= 0:
-            continue
-        for column in columns[bisect_left(columns, left) : bisect_right(columns, right)]:
-            row.setdefault(column, name)
-            left_over -= 1
+    below = range(number, number + SAMPLE_ROWS)
+    columns = sorted({column for one in below for column in cells.rows.get(one, ())})
+    for left, right, name in cells.wide.get(number, ()):
+        covered = columns[bisect_left(columns, left) : bisect_right(columns, right)]
+        cells.repeats -= len(covered)
+        if cells.repeats > 0:
+            row.update((column, name) for column in covered if column not in row)
     return row
 
 
-def _first_rows(cells: _Cells) -> list[dict[int, str]]:
-    return list(islice(cells.rows.values(), SAMPLE_ROWS))
-
-
-def _down_merged(cells: _Cells) -> Iterator[Row]:
-    """The rows, with the text of cells that are merged downwards in each of their rows."""
-    numbers = sorted(cells.rows)
-    left_over = MERGED_SHARE * cells.count()
-    for top, bottom, left, _ in cells.merged:
-        name = cells.rows.get(top, {}).get(left)
-        if bottom == top or name is None or left_over <= 0:
-            continue
-        for number in numbers[bisect_right(numbers, top) : bisect_right(numbers, bottom)]:
-            cells.rows[number].setdefault(left, name)
-            left_over -= 1
+def _with_gaps(numbers: Iterable[int]) -> Iterator[int]:
+    """The numbers of rows, and one of a blank row for each gap between them."""
+    before: int | None = None
     for number in numbers:
-        yield dict(sorted(cells.rows[number].items()))
+        if before is not None and number > before + 1:
+            yield before + 1
+        yield number
+        before = number
