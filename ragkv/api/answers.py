@@ -2,33 +2,23 @@
 the accounting, and the report as a response body.
 
 A cancelled answer is accounted for up to its last token.
-
-A citation marker `[n]` means the n-th source. What the model writes passes as it is. Sources that
-say what the answer says are named at its end, if the model does not name them. A no-break space
-before them tells the server's markers from the model's. They are removed from an earlier answer
-that a client sends back.
 """
 
 import dataclasses
-import re
 import unicodedata
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Unpack
-from urllib.parse import quote
 
 from ragkv.conversations import Session
-from ragkv.prompt import AnswerOptions, ServedPrompt, cite
-from ragkv.retrieval import Document, DocumentSummary, Hit, Passage
+from ragkv.prompt import AnswerOptions, ServedPrompt
+from ragkv.retrieval import Hit
 from ragkv.retrieval.rag import question_before
 from ragkv.types import Answer, Chunk, TokenEvent
 
 from .bodies.chat import ChatRequest
-from .bodies.chat_answer import Annotation, UrlCitation
 from .bodies.resources import (
-    AnswerReport,
     AskRequest,
-    CitationBody,
     RetrievalBody,
     ReuseBody,
     SourceBody,
@@ -37,11 +27,10 @@ from .bodies.resources import (
 from .limits import check_at_most
 from .service import Caller, record_answer
 from .settings import LimitsConfig
+from .sources import citations_of
 from .tenants import Tenant
 from .work import WorkContext
 
-_MARKER = re.compile(r"\[(\d{1,4})\]")
-_FINAL = re.compile("\u00a0(?:\\[\\d{1,4}\\])+$")
 DEFAULT_MAX_TOKENS = 256
 # Seconds that the end of an answer waits until the turn of its conversation is on disk.
 SAVE_S = 5.0
@@ -196,61 +185,6 @@ def title_from(question: str) -> str:
     return line if len(line) <= TITLE_CHARS else f"{line[: TITLE_CHARS - 1].rstrip()}…"
 
 
-def title_of(described: Document | DocumentSummary | Passage) -> str | None:
-    """The title in the metadata of a document or passage, if it is text."""
-    title = described.metadata.get("title")
-    return title if isinstance(title, str) else None
-
-
-def source_of(number: int, passage: Passage, score: float | None = None) -> SourceBody:
-    """A passage as a source; one without a score came with the request."""
-    return SourceBody(
-        number=number,
-        document_id=passage.document_id,
-        source=passage.source,
-        title=title_of(passage),
-        text=passage.text,
-        start=passage.span[0],
-        end=passage.span[1],
-        page=passage.page,
-        score=score,
-    )
-
-
-def sources_of(hits: Sequence[Hit], first: int = 1) -> list[SourceBody]:
-    """Found passages as sources, numbered from `first`."""
-    return [
-        source_of(number, hit.passage, float(hit.score)) for number, hit in enumerate(hits, first)
-    ]
-
-
-def citations_of(answer: str, sources: Sequence[SourceBody]) -> list[CitationBody]:
-    """Where the sources say what `answer` says. Markers of sources that do not exist are
-    ignored.
-    """
-    chunks = [Chunk((), source.text) for source in sources]
-    stripped = answer.strip()
-    begin = answer.find(stripped) if stripped else None
-    found = []
-    for citation in cite(answer, chunks):
-        source = sources[citation.chunk]
-        marker = f"[{citation.chunk + 1}]"
-        start = answer.find(marker) if marker in answer else begin
-        length = len(marker) if marker in answer else len(stripped)
-        found.append(
-            CitationBody(
-                number=source.number,
-                document_id=source.document_id,
-                page=source.page,
-                start=citation.start,
-                end=citation.end,
-                answer_start=start,
-                answer_end=None if start is None else start + length,
-            )
-        )
-    return found
-
-
 def prefill_fields(made: ServedPrompt | Answer, numbers: Sequence[int | None]) -> dict[str, Any]:
     """The fields of a `PrefillReport`. `numbers` are the source numbers of the request's chunks."""
     spans = []
@@ -276,50 +210,3 @@ def answer_fields(
     citations = citations_of(content, sources)
     report = {"citations": citations, "sources": sources, "session_id": session_id}
     return {**prefill_fields(answer, numbers), **report}
-
-
-def missing_markers(text: str, citations: Sequence[CitationBody]) -> str:
-    """The markers to append to `text`: those of cited sources that it does not name."""
-    named = {int(number) for number in _MARKER.findall(text)}
-    missing = [citation.number for citation in citations if citation.number not in named]
-    return "\u00a0" + "".join(f"[{number}]" for number in missing) if missing else ""
-
-
-def without_markers(text: str) -> str:
-    """An earlier answer without the markers that the server appended."""
-    return _FINAL.sub("", text)
-
-
-def annotations_of(
-    content: str, report: AnswerReport, collection: str | None, given: int
-) -> list[Annotation]:
-    """The citations whose marker is in `content`. The first `given` sources came with the request,
-    the others are of `collection`.
-    """
-    found: list[Annotation] = []
-    for one in report.citations:
-        start, end = one.answer_start, one.answer_end
-        if start is None or end is None or content[start:end] != f"[{one.number}]":
-            continue
-        source = next(each for each in report.sources if each.number == one.number)
-        citation = UrlCitation(
-            url=address_of(source, collection if one.number > given else None),
-            title=source.title or one.document_id,
-            start_index=start,
-            end_index=end,
-        )
-        found.append(Annotation(url_citation=citation))
-    return found
-
-
-def address_of(source: SourceBody, collection: str | None) -> str:
-    """Where a source can be read: its origin on the web, or its document on this server.
-
-    Clients make links of it, and the author of a document chooses its origin and its id: a click
-    may lead nowhere else. `collection`: where it was found; `None`: the request brought it.
-    """
-    if source.source.lower().startswith(("http://", "https://")):
-        return source.source
-    if collection is None:
-        return f"#{source.number}"
-    return f"/v1/collections/{collection}/documents/{quote(source.document_id, safe='')}"

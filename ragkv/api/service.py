@@ -223,9 +223,7 @@ class Caller:
     async def answer(
         self, work: Callable[[WorkContext], Generator[object, None, None]], kind: type[T]
     ) -> T:
-        """The item of the stream `work` that is a `kind`. The stream ends with it: what it would do
-        then is no reason to wait.
-        """
+        """The last item of the stream `work`, which is a `kind`."""
 
         def of_kind(context: WorkContext) -> T:
             with contextlib.closing(work(context)) as items:

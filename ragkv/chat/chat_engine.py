@@ -13,7 +13,6 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 
 from ragkv.config import MIB
 from ragkv.conversations import Session
@@ -25,7 +24,7 @@ from ragkv.types import Answer, Chunk, Text
 from .catalogue import ChatDocument, ChunkCatalogue
 from .finder import ConversationFinder, FoundConversation
 from .passage_matcher import TextMatch
-from .template import PlainMessage, Rendered, Template
+from .template import PlainMessage, Rendered, Template, results_at_end
 from .tools import Tool, ToolCall, response_text
 
 log = logging.getLogger(__name__)
@@ -102,51 +101,30 @@ class ChatEngine:
         With a `session`, the session's own messages replace those before the last turn. A
         prompt with chunks in its opening has no conversation: the next turn would open differently.
         """
-        limit = CHARS_A_TOKEN * (self.engine.model.adapter.context_length or sys.maxsize)
-        if (chars := sum(len(message.text) for message in request.messages)) > limit:
-            raise PromptTooLongError(
-                f"The messages have {chars} characters; with this model at most {limit} are read."
-            )
+        self._check_length(request.messages)
+        given = request.messages
+        if session is not None and request.tools:
+            given = _with_one_user_message(given)
         template = self.template_for(request.tools)
-        messages = template.messages(
-            _with_one_user_message(request.messages)
-            if session is not None and request.tools
-            else request.messages
-        )
-        rendered = template.render(messages)
-        text = rendered.text
-        matches = self.catalogue.find(text, [document.text for document in request.documents])
-        stop = len(text) - len(template.tail)
-        matches = [match for match in matches if match.stop <= stop]
-        if (
-            not matches
-            and len(text) >= LONG_PROMPT
-            and self.catalogue.passages.chars
-            and not self._has_warned
-        ):
-            self._has_warned = True
-            log.warning(NOTHING_KNOWN, len(text))
-
-        opening, start = self._opening(template, messages, text, matches, stop)
+        rendered = template.render(template.messages(given))
+        matches = self._known_texts(rendered, request.documents)
+        opening, start = self._opening(rendered, matches)
         conversation = None
         if session is not None:
             conversation = self.conversations.named(session)
-            start = len(template.head(messages)) if conversation.turns else start
-        elif (
-            find_conversation
-            and template.is_chat
-            and opening in (None, self._system_opening(template, messages))
-        ):
-            head = self._head(template, messages, text)
+            head = template.head(rendered.messages)
+        elif find_conversation and template.is_chat and opening in (None, rendered.system_opening):
+            head = rendered.head
             conversation = self.conversations.resume(head)
-            start = len(head) if conversation.turns else start
+        if conversation is not None and conversation.turns:
+            start = len(head)
         documents = self.catalogue.documents_of(matches, request.documents)
-        pieces, question = self._split(rendered, start, stop, matches, documents)
+        pieces, question = self._split(rendered, start, matches, documents)
         if opening is not None:
-            ids = template.bos_ids + self._encode(rendered, 0, len(opening))
+            ids = template.bos_ids + rendered.encode(0, len(opening))
             pieces.insert(0, Text(ids, opening, opening=True))
         return ChatPrompt(
-            tuple(messages), text, tuple(pieces), question, conversation, request.tools
+            rendered.messages, rendered.text, tuple(pieces), question, conversation, request.tools
         )
 
     def save_turn(
@@ -186,57 +164,53 @@ class ChatEngine:
         self.catalogue.delete_forms()
         self.conversations.clear()
 
-    def _opening(
-        self,
-        template: Template,
-        messages: Sequence[PlainMessage],
-        text: str,
-        matches: Sequence[TextMatch],
-        stop: int,
-    ) -> tuple[str | None, int]:
+    def _check_length(self, messages: Sequence[PlainMessage]) -> None:
+        limit = CHARS_A_TOKEN * (self.engine.model.adapter.context_length or sys.maxsize)
+        if (chars := sum(len(message.text) for message in messages)) > limit:
+            raise PromptTooLongError(
+                f"The messages have {chars} characters; with this model at most {limit} are read."
+            )
+
+    def _known_texts(
+        self, rendered: Rendered, documents: Sequence[ChatDocument]
+    ) -> list[TextMatch]:
+        """Where known texts and the request's documents stand in the prompt, in order."""
+        found = self.catalogue.find(rendered.text, [document.text for document in documents])
+        matches = [match for match in found if match.stop <= rendered.stop]
+        is_odd = len(rendered.text) >= LONG_PROMPT and self.catalogue.passages.chars
+        if is_odd and not matches and not self._has_warned:
+            self._has_warned = True
+            log.warning(NOTHING_KNOWN, len(rendered.text))
+        return matches
+
+    def _opening(self, rendered: Rendered, matches: Sequence[TextMatch]) -> tuple[str | None, int]:
         """The opening of the prompt, `None` for the application's own prefix; and its length in
         characters.
 
         Any other opening ends where the first user turn begins, or at the first chunk if that comes
         earlier.
         """
+        text = rendered.text
         own = self.template.own_opening
         if text.startswith(own):
             return None, len(own)
-        opening = self._system_opening(template, messages)
-        first = next((match.start for match in matches if match.start > 0), stop)
+        opening = rendered.system_opening
+        first = next((match.start for match in matches if match.start > 0), rendered.stop)
         start = min(first, len(opening)) if opening and text.startswith(opening) else first
         return text[:start], start
-
-    @staticmethod
-    def _head(template: Template, messages: Sequence[PlainMessage], text: str) -> str:
-        """The text before the last question: a user's turn, or the results of tools.
-
-        A stored conversation ends where a user's turn begins. Templates that write results inside a
-        user's turn continue it.
-        """
-        if results := _results(messages):
-            head = template.head([*messages[:-results], PlainMessage("user", "")])
-            return head if text.startswith(head) else template.head(messages)
-        return template.head(messages) if messages[-1].role == "user" else text
-
-    @staticmethod
-    def _system_opening(template: Template, messages: Sequence[PlainMessage]) -> str:
-        """The text before the first user turn."""
-        return template.opening(
-            "\n\n".join(message.text for message in messages if message.role == "system")
-        )
 
     def _split(
         self,
         rendered: Rendered,
         start: int,
-        stop: int,
         matches: Sequence[TextMatch],
         documents: Sequence[ChatDocument | None],
     ) -> tuple[list[Chunk], tuple[int, ...]]:
-        """The chunks from `start` to `stop` and the text between them, in order; and the ids after
-        the last chunk.
+        """The chunks from `start` on and the text between them, in order; and the ids behind the
+        last chunk.
+
+        Behind a chunk the separator is tokenized apart, so that a chat has the ids of the same
+        question to `Engine.answer`.
         """
         pieces: list[Chunk] = []
         at = start
@@ -246,38 +220,21 @@ class ChatEngine:
             end = match.start
             if self.template.adds_space and rendered.text[at:end].endswith(" "):
                 end -= 1  # the tokenizer puts this space before the chunk's first word by itself
-            if ids := self._encode(rendered, at, end, is_behind_chunk=bool(pieces)):
+            if ids := rendered.encode(at, end, self.separator if pieces else ""):
                 pieces.append(Text(ids, rendered.text[at:end]))
             at = match.stop
             pieces.append(self.catalogue.chunk(match, document))
-        return pieces, self._encode(rendered, at, stop, is_behind_chunk=bool(pieces))
-
-    def _encode(
-        self, rendered: Rendered, start: int, stop: int, is_behind_chunk: bool = False
-    ) -> tuple[int, ...]:
-        """The ids of a part of a prompt. Behind a chunk the separator is tokenized apart, so that a
-        chat has the ids of the same question to `Engine.answer`.
-        """
-        cuts = {cut - start for cut in rendered.cuts if start < cut < stop}
-        separator = self.separator
-        if is_behind_chunk and rendered.text[start:stop].startswith(separator):
-            cuts |= {len(separator)} - {stop - start}
-        return self.template.encode(rendered.text[start:stop], sorted(cuts))
+        return pieces, rendered.encode(at, rendered.stop, self.separator if pieces else "")
 
 
-def _results(messages: Sequence[PlainMessage]) -> int:
-    """How many results of tools stand at the end of the messages."""
-    return sum(1 for _ in takewhile(lambda message: message.role == "tool", reversed(messages)))
-
-
-def _with_one_user_message(messages: Sequence[PlainMessage]) -> list[PlainMessage]:
+def _with_one_user_message(messages: Sequence[PlainMessage]) -> tuple[PlainMessage, ...]:
     """The messages, with the results of tools at their end as one of the user: a stored history
     goes on with one.
     """
-    if not (results := _results(messages)):
-        return list(messages)
+    if not (results := results_at_end(messages)):
+        return tuple(messages)
     text = "\n".join(response_text(message.text) for message in messages[-results:])
-    return [*messages[:-results], PlainMessage("user", text)]
+    return (*messages[:-results], PlainMessage("user", text))
 
 
 def insert_documents(

@@ -10,8 +10,8 @@ import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any, NamedTuple
+from itertools import pairwise, takewhile
+from typing import Any
 
 from ragkv.config import MIB
 from ragkv.errors import InputError, UnsupportedError
@@ -26,14 +26,6 @@ _MARK = "\u27e6ragkv-here\u27e7"
 _CUT = "\ufdd1"  # A cut while messages are rendered: a code point that stands for no character.
 
 
-class Rendered(NamedTuple):
-    """A prompt as text."""
-
-    text: str
-    # offsets at which the text is tokenized apart: text from outside is no control token
-    cuts: tuple[int, ...] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class PlainMessage:
     """One message of a chat as plain text, with calls of tools."""
@@ -43,6 +35,50 @@ class PlainMessage:
     calls: tuple[ToolCall, ...] = ()  # of an assistant
     call_id: str = ""  # of a tool: the call that this is the result of
     name: str = ""  # of a tool: its name
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt as text, and the messages that it was made of."""
+
+    template: "Template"
+    messages: tuple[PlainMessage, ...]
+    text: str
+    # offsets at which the text is tokenized apart: text from outside is no control token
+    cuts: tuple[int, ...] = ()
+
+    @property
+    def stop(self) -> int:
+        """Where the last message ends, and the template goes on with the answer."""
+        return len(self.text) - len(self.template.tail)
+
+    @property
+    def head(self) -> str:
+        """The text before the last question: a user's turn, or the results of tools.
+
+        A stored conversation ends where a user's turn begins. Templates that write results inside a
+        user's turn continue it.
+        """
+        if results := results_at_end(self.messages):
+            asked = [*self.messages[:-results], PlainMessage("user", "")]
+            head = self.template.head(asked)
+            return head if self.text.startswith(head) else self.template.head(self.messages)
+        is_question = self.messages[-1].role == "user"
+        return self.template.head(self.messages) if is_question else self.text
+
+    @property
+    def system_opening(self) -> str:
+        """The text before the first user turn."""
+        systems = [message.text for message in self.messages if message.role == "system"]
+        return self.template.opening("\n\n".join(systems))
+
+    def encode(self, start: int, stop: int, apart: str = "") -> tuple[int, ...]:
+        """The ids of a part of the text. If it begins with `apart`, that is tokenized by itself."""
+        part = self.text[start:stop]
+        cuts = {cut - start for cut in self.cuts if start < cut < stop}
+        if apart and part.startswith(apart):
+            cuts |= {len(apart)} - {len(part)}
+        return self.template.encode(part, sorted(cuts))
 
 
 class Template:
@@ -146,7 +182,7 @@ class Template:
                 f"The model's chat template does not begin this answer with {self.tail!r}."
             )
         pieces = text.split(_CUT)
-        return Rendered("".join(pieces), cuts_between(pieces))
+        return Rendered(self, tuple(messages), "".join(pieces), cuts_between(pieces))
 
     def head(self, messages: Sequence[PlainMessage]) -> str:
         """The rendered text before the text of the last message."""
@@ -224,6 +260,11 @@ class Template:
         return (
             [self._outside(inner) for inner in value] if isinstance(value, list | tuple) else value
         )
+
+
+def results_at_end(messages: Sequence[PlainMessage]) -> int:
+    """How many results of tools stand at the end of the messages."""
+    return sum(1 for _ in takewhile(lambda message: message.role == "tool", reversed(messages)))
 
 
 def _message(message: PlainMessage) -> dict[str, Any]:

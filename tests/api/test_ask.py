@@ -6,8 +6,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine, EngineConfig
-from ragkv.api.answers import citations_of
 from ragkv.api.bodies.resources import SourceBody
+from ragkv.api.sources import citations_of
 from ragkv.config import R_STAR
 from ragkv.retrieval import Document
 from ragkv.retrieval.rag import Rag

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from ragkv.api.answers import address_of, source_of, without_markers
 from ragkv.api.bodies.parts import IGNORED, MAX_NOTES, UNKNOWN
+from ragkv.api.sources import address_of, source_of, without_markers
 from ragkv.retrieval import Passage
 
 from .helpers import FACTS, WORLD, corpus, engine_of, events, questions

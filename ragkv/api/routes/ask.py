@@ -14,6 +14,7 @@ from .. import answers
 from ..bodies.resources import AskRequest, AskResponse, PrefillReport
 from ..limits import check_at_most
 from ..service import CallerDep
+from ..sources import sources_of
 from ..sse import Stream, format_event
 from ..work import WorkContext
 
@@ -48,7 +49,7 @@ async def ask(body: AskRequest, caller: CallerDep) -> AskResponse | Response:
             with tenant.preparing(context.check):
                 found = asked.retrieve(body.question, body)
                 question = tenant.engine.intake.encode(body.question)
-            sources = answers.sources_of(found.hits)
+            sources = sources_of(found.hits)
             numbers = [source.number for source in sources]
             yield "sources", {"sources": [source.model_dump() for source in sources]}
             options = body.engine_options

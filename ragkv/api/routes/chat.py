@@ -45,6 +45,14 @@ from ..errors import ApiError
 from ..limits import check_at_most
 from ..service import Caller, CallerDep
 from ..settings import LimitsConfig
+from ..sources import (
+    annotations_of,
+    citations_of,
+    missing_markers,
+    source_of,
+    sources_of,
+    without_markers,
+)
 from ..sse import DONE, Stream, format_event
 from ..tenants import Tenant
 from ..work import WorkContext
@@ -75,7 +83,7 @@ async def chat(body: ChatRequest, caller: CallerDep) -> schemas.ChatResponse | R
     def show(item: schemas.Piece | schemas.ChatResponse) -> Iterator[str]:
         if not isinstance(item, schemas.Piece):
             yield from map(format_event, schemas.last_chunks(item, with_usage))
-            yield DONE  # now: missed passages are encoded before the stream ends
+            yield DONE
             return
         chunk = schemas.chunk_of(head, with_usage, {"content": item.text})
         if item.logprobs:
@@ -152,8 +160,8 @@ class ChatCompletion:
             passage = Passage(
                 "", id, given.text, (0, len(given.text)), given.title or id, {"title": given.title}
             )
-            sources.append(answers.source_of(number, passage))
-        return sources + answers.sources_of(found.hits, len(sources) + 1)
+            sources.append(source_of(number, passage))
+        return sources + sources_of(found.hits, len(sources) + 1)
 
     def _prompt(
         self, work: answers.Answering, sources: Sequence[SourceBody], found: answers.Found
@@ -221,7 +229,7 @@ class ChatCompletion:
         left = found.behind(filtered.sent)
         content = filtered.sent + left
         if not found.calls and form is None:
-            markers = answers.missing_markers(content, answers.citations_of(content, sources))
+            markers = missing_markers(content, citations_of(content, sources))
             left += markers
             content += markers
         if left:
@@ -279,7 +287,7 @@ class ChatCompletion:
             message=schemas.AssistantMessage(
                 content=None if found.calls and not content.strip() else content,
                 tool_calls=called(found.calls) if found.calls else None,
-                annotations=answers.annotations_of(
+                annotations=annotations_of(
                     content, report, collection, len(self.body.documents or [])
                 ),
             ),
@@ -329,7 +337,7 @@ def _plain(message: Message) -> PlainMessage:
     """A message as plain text. Raises `ApiError` for a call whose arguments are no JSON object."""
     if message.role == "assistant":
         calls = tuple(given.call for given in message.tool_calls or ())
-        return PlainMessage("assistant", answers.without_markers(message.text), calls)
+        return PlainMessage("assistant", without_markers(message.text), calls)
     role = "system" if message.role == "developer" else message.role
     call_id = message.tool_call_id or ""
     return PlainMessage(role, message.text, call_id=call_id, name=message.name or "")

@@ -10,7 +10,7 @@ from ragkv.retrieval import Index
 from ragkv.retrieval.rag import Rag
 from ragkv.runtime import Check
 
-from ..answers import check_text, sources_of, title_of
+from ..answers import check_text
 from ..bodies import resources as schemas
 from ..bodies.documents import ID_PATTERN, DocumentsIn
 from ..documents.upload_parsing import FORM, Parsed, Upload, parse_upload
@@ -18,6 +18,7 @@ from ..errors import not_found
 from ..keys import Principal
 from ..limits import check_at_most, check_disk
 from ..service import Caller, CallerDep
+from ..sources import sources_of, title_of
 from ..tenants import Tenant
 
 router = APIRouter(prefix="/v1/collections", tags=["collections"])
