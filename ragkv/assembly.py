@@ -16,7 +16,7 @@ from .control import Controller, Methods, PresentProfile, Profiler
 from .control.gate_result import FILE_NAME as GATE_FILE
 from .control.gate_result import GateResult
 from .control.gate_result import load as load_gate_result
-from .conversations import SESSIONS, Conversations
+from .conversations import SESSIONS, Conversations, HistoryBlocks, LazyStorage, Sessions
 from .entries import Entries
 from .fusion import Fusor, Readers
 from .prompt import (
@@ -111,7 +111,10 @@ def assembled(
             opened.callback(store.close)
         block_writer = _block_writer(model, config, store)
         opened.callback(block_writer.close)
-        conversations = Conversations(model.adapter, runs, block_writer, config)
+        storage = LazyStorage(config, block_writer.base, model.adapter.vocabulary)
+        blocks = HistoryBlocks(block_writer, storage)
+        sessions = Sessions(model.adapter, runs, config, storage, blocks)
+        conversations = Conversations(sessions, model.adapter.kv_bytes_per_token)
         opened.callback(conversations.close)
         prefix_blocks = PrefixBlocks(
             model.identity_for(config), config.store.memory_bytes // PREFIX_SHARE

@@ -199,19 +199,20 @@ class Engine(Closing):
         with ExitStack() as held:
             held.enter_context(self.scheduler.request())
             keeps = keep and session is not None
+            sessions = self.conversations.sessions
             if session is not None:
-                self.conversations.check_usable(session)
+                sessions.check_usable(session)
                 if keeps:
                     held.enter_context(session.held(request.work))
                 else:
-                    self.conversations.bring_up_to_date(session)
+                    sessions.bring_up_to_date(session)
             past = (session.history, session.notes) if session else ()
             prompt = self.intake.prompt(request, *past)
             task = Task(request, prompt, session.session_id if session else "", keeps)
             serving = held.enter_context(self._backend.serve(task))
             turn = None
             if session is not None and keeps:
-                turn = held.enter_context(self.conversations.turn(session, task, serving.prefill))
+                turn = held.enter_context(sessions.turn(session, task, serving.prefill))
             yield turn, serving
 
     def chunk(
@@ -230,7 +231,7 @@ class Engine(Closing):
         Before its first turn a session is known, with its `ttl_s`, only as long as the caller holds
         it.
         """
-        return self.conversations.session(session_id, ttl_s)
+        return self.conversations.sessions.open(session_id, ttl_s)
 
     def with_config(self, config: EngineConfig, backend: BackendMaker | None = None) -> Self:
         """A second engine on the same loaded model: both compute one after another and decode

@@ -111,7 +111,7 @@ class Tenant(Closing):
 
     def last_sessions(self, limit: int) -> Sequence[str]:
         """The client's ids of the `limit` sessions that were used last, the last one first."""
-        named = (name for name in self.engine.conversations.uses() if name.startswith(_NAMED))
+        named = (name for name in self.engine.conversations.ids() if name.startswith(_NAMED))
         return [name.removeprefix(_NAMED) for name in islice(named, limit)]
 
     def close(self, encode_missed: bool = True) -> None:

@@ -59,7 +59,7 @@ class ConversationFinder:
 
     def named(self, session: Session) -> FoundConversation:
         """The conversation in a session of the caller's. Raises `SessionUnavailableError`."""
-        self._engine.conversations.bring_up_to_date(session)
+        self._engine.conversations.sessions.bring_up_to_date(session)
         return FoundConversation(
             session, self._generation, False, session.turns, len(session.token_ids)
         )
@@ -81,7 +81,7 @@ class ConversationFinder:
             notes = (
                 "the state of conversations cannot be read: this one is computed from its messages",
             )
-        session = self._engine.conversations.unsaved(
+        session = self._engine.conversations.sessions.unsaved(
             f"{_IN_PROGRESS}{uuid.uuid4().hex}", past, notes
         )
         return FoundConversation(session, generation, True, session.turns, len(session.token_ids))
@@ -158,7 +158,7 @@ class ConversationFinder:
         """The saved sessions that there are, the last used first. Raises
         `SessionUnavailableError`.
         """
-        return [name for name in self._engine.conversations.uses() if name.startswith(_SAVED)]
+        return [name for name in self._engine.conversations.ids() if name.startswith(_SAVED)]
 
     def _delete_soon(self) -> None:
         try:

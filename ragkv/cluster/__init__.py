@@ -7,6 +7,14 @@ their own files alone.
 """
 
 from .open import open_redis, open_s3, open_storage, secret_from_environment
+from .shared_deletions import SharedDeletions
 from .tier import RemoteTier
 
-__all__ = ["RemoteTier", "open_redis", "open_s3", "open_storage", "secret_from_environment"]
+__all__ = [
+    "RemoteTier",
+    "SharedDeletions",
+    "open_redis",
+    "open_s3",
+    "open_storage",
+    "secret_from_environment",
+]

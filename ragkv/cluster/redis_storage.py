@@ -16,9 +16,9 @@ a time to live, as `volatile-lru` might evict it: who looks deletes.
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from ragkv.config import RedisConfig
@@ -37,7 +37,6 @@ from ragkv.store import EntryKey, Identity, RemoteStats
 
 from .health import Health
 from .redis_server import RedisServer
-from .shared_deletions import SharedDeletions
 
 DELETIONS = 1_000  # how many are kept in the log, for replicas that were offline
 LOGGED = 100  # how many rows of the log of deletions come in one answer
@@ -49,6 +48,10 @@ PATIENCE = 4
 # The longest time between two probes of a server that is away: conversations
 # wait for it.
 PROBE_PAUSE_S = 2.0
+
+REMEMBERED = 10_000  # The number of conversations whose last use is known here at most.
+CLOCK_SKEW_S = 5.0  # by how much the clocks of replicas may differ
+RESTORED = "the conversation is older than it was here: its server was restored"
 
 T = TypeVar("T")
 
@@ -115,11 +118,14 @@ class RedisStorage(SessionStorage):
         self._replica = secrets.token_hex(8)
         config = replace(config, timeout_s=PATIENCE * config.timeout_s)
         self._server = RedisServer(config)
+        # when the states seen here were used, by id, to notice a server that was restored
+        self._seen_at: dict[str, float] = {}
         self.health = Health("redis (conversations)", longest_pause_s=PROBE_PAUSE_S)
 
     def load(self, session_id: str, known: str | None) -> StoredState | None:
         found = self._call(lambda: self._run(LOAD, session_id, known or "", MANIFEST_BYTES))
         if found is None:
+            self._saw(session_id, time.time())
             return StoredState(None, None) if known is not None else None
         if len(found) == 1:
             return None
@@ -142,7 +148,9 @@ class RedisStorage(SessionStorage):
                 None,
                 (f"the conversation's manifest is damaged ({error}): it starts empty",),
             )
-        return StoredState(version, state)
+        is_old = state.turns and state.used_at < self._seen_at.get(session_id, 0.0) - CLOCK_SKEW_S
+        self._saw(session_id, state.used_at)
+        return StoredState(version, state, (RESTORED,) if is_old else ())
 
     def save(self, session: Session, state: SessionState) -> None:
         """See `SessionStorage`. Raises `SessionConflictError` if the version on the server is not
@@ -168,6 +176,7 @@ class RedisStorage(SessionStorage):
                 "part of it. Ask again: it is answered on the newest state."
             )
         session.version = version
+        self._saw(session_id, state.used_at)
 
     def delete(self, session_id: str, known: str | None = None) -> None:
         """See `SessionStorage`; the conversation's blocks are added to the log of deletions."""
@@ -187,15 +196,6 @@ class RedisStorage(SessionStorage):
                     yield Summary.from_json(row)
             except NOT_A_MANIFEST:
                 continue  # `load` reports it to the caller that asks for this conversation
-
-    def follow(
-        self,
-        folder: Path | None,
-        drop: Callable[[Iterable[EntryKey]], None],
-        tidy: Callable[[], None],
-    ) -> SharedDeletions:
-        """See `SharedDeletions`, which this begins."""
-        return SharedDeletions(self, folder, drop, tidy)
 
     def announce(self, keys: Sequence[EntryKey]) -> None:
         """Tell all replicas that the entries of these keys were deleted."""
@@ -228,6 +228,12 @@ class RedisStorage(SessionStorage):
     def close(self) -> None:
         """Close the connections. Twice is harmless."""
         self._server.close()
+
+    def _saw(self, session_id: str, used_at: float) -> None:
+        """Remember when a conversation's state was used."""
+        if len(self._seen_at) >= REMEMBERED:
+            self._seen_at.clear()
+        self._seen_at[session_id] = used_at
 
     def _run(self, script: str, session_id: str, *arguments: Any) -> Any:
         return self._server.client.eval(script, 3, self._root + session_id, *self._keys, *arguments)

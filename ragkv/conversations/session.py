@@ -1,21 +1,18 @@
 """One conversation, as its user holds it. Its state is an immutable `SessionState`, which
-`Conversations` replaces.
+`Sessions` replaces.
 """
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ragkv.errors import InputError
 from ragkv.prompt.history import (
     REWINDABLE,
-    Block,
     History,
-    Part,
-    PartKind,
     SessionState,
     merged,
 )
@@ -23,19 +20,7 @@ from ragkv.runtime import acquired, no_check
 from ragkv.scheduling import Work
 
 if TYPE_CHECKING:
-    from .conversations import Conversations
-
-
-@dataclass(frozen=True, slots=True)
-class SessionInfo:
-    """A session as it is listed."""
-
-    session_id: str
-    turns: int
-    tokens: int  # of its history
-    stored_bytes: int  # KV of its history that is stored
-    used_at: float  # seconds since the epoch
-    title: str = ""
+    from .sessions import Sessions
 
 
 class Session:
@@ -43,7 +28,7 @@ class Session:
 
     def __init__(
         self,
-        owner: "Conversations",
+        owner: "Sessions",
         session_id: str,
         state: SessionState,
         notes: tuple[str, ...] = (),
@@ -102,7 +87,7 @@ class Session:
         Call it when the turn has ended: the session is not held meanwhile, and its next turn may
         run.
         """
-        return self.owner.wait_saved(self, timeout_s)
+        return self.owner.storage().wait_saved(self, timeout_s)
 
     def reset(self) -> None:
         """Delete every turn, and the blocks that no other conversation has."""
@@ -120,7 +105,22 @@ class Session:
         """A new conversation with the same past; both share its blocks. Raises `InputError` if that
         id has turns.
         """
-        return self.owner.fork(self, session_id)
+        with self.owner.blocks.copied(self) as past:  # without a turn that is under way
+            other = self.owner.open(session_id)
+            if other is self:
+                raise InputError(
+                    f"{session_id!r} is the id of the conversation to be forked itself: choose "
+                    "another."
+                )
+            with other.held():
+                if other.turns:
+                    raise InputError(
+                        f"There is a conversation {session_id!r} already: choose another id, or "
+                        "delete it."
+                    )
+                now = self.owner.clock()
+                self.owner.commit(other, lambda _: replace(past, created_at=now))
+        return other
 
     def rewind(self, turns: int = 1) -> None:
         """Go back to before the last `turns` turns, to ask again or ask differently.
@@ -147,30 +147,6 @@ class Session:
             history = self.state.history
             dropped = merged(ranges, len(history))
             return self._replace(history.without(dropped) if dropped else history)
-
-    def follow(self, token_ids: Sequence[int]) -> int:
-        """Keep the blocks with which `token_ids`, the next prompt behind the prefix, begins;
-        returns their tokens.
-
-        It is for a conversation whose text someone else keeps. All text after the blocks is then part
-        of the prompt.
-        """
-        with self.held():
-            history = self.state.history
-            blocks = list[Block]()
-            at = 0
-            for block in history.blocks:
-                if block.kept_ids != tuple(token_ids[at : at + len(block)]) or at + len(
-                    block
-                ) == len(token_ids):
-                    break
-                blocks.append(block)
-                at += len(block)
-            parts = (Part(PartKind.CHUNK, at),) if at else ()
-            if len(history) > at:
-                kept = History(tuple(blocks), (), parts)
-                self.owner.commit(self, lambda state: replace(state, turns=(), history=kept))
-            return at
 
     def _replace(self, history: History) -> int:
         """Make `history` the conversation's; returns how many tokens fewer it has."""

@@ -32,20 +32,20 @@ from ragkv.types import Answer, TokenEvent
 from .session import Session
 
 if TYPE_CHECKING:
-    from .conversations import Conversations
+    from .sessions import Sessions
 
 
 class Turn(Closing):
     """A turn of a conversation, which cuts the KV that it makes into blocks."""
 
     def __init__(
-        self, owner: "Conversations", session: Session, task: Task, served: ServedPrompt
+        self, owner: "Sessions", session: Session, task: Task, served: ServedPrompt
     ) -> None:
         """The session is held, and the prompt's KV is complete. Nothing is saved yet."""
         prompt = task.prompt
         assert prompt.history is not None
         self._owner = owner
-        self._writer = owner.block_writer
+        self._writer = owner.blocks.writer
         self._session = session
         self._before = session.state
         self._prompt = prompt
@@ -197,7 +197,7 @@ class Turn(Closing):
         first = made.record.start
         self._saved.append(self._writer.key(block))
         kv = made.record.kv[:, :, :, self._at - first : stop - first]
-        self._unsaved.append(partial(self._owner.save, block, kv, self._group))
+        self._unsaved.append(partial(self._owner.blocks.save, block, kv, self._group))
         self._hand_over(0.0)
         return block
 
@@ -254,7 +254,7 @@ class Turn(Closing):
         """Delete the blocks that were saved and are in no history."""
         used = {self._writer.key(block) for block in self._session.state.history.blocks}
         if unused := set(self._saved) - used:
-            self._writer.then(partial(self._owner.drop, unused))
+            self._writer.then(partial(self._owner.blocks.drop, unused))
 
 
 def _parts(prompt: Prompt, request: Request) -> tuple[Part, ...]:

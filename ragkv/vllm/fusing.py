@@ -4,15 +4,19 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+from ragkv.conversations import Session
 from ragkv.engine import Engine
 from ragkv.errors import RagKVError, SessionConflictError
 from ragkv.fusion import AskingSelector
 from ragkv.prompt import Prefill, PrefillOptions
+from ragkv.prompt.history import Block, History, Part, PartKind
 from ragkv.runtime import Closing
 from ragkv.types import Text
 
@@ -106,7 +110,7 @@ class FusingQueue(Closing):
         held = (
             0
             if session is None
-            else session.follow(ids[len(prefix) if ids[: len(prefix)] == prefix else 0 :])
+            else keep_beginning(session, ids[len(prefix) if ids[: len(prefix)] == prefix else 0 :])
         )
         found = layout(ids, job.wish, home.index, prefix, held)
         if found is None or not self._is_stored(job, found, engine):
@@ -148,6 +152,29 @@ class FusingQueue(Closing):
         """
         selector = engine.controller.methods.of(found.options).selector
         return found.promised == len(found.token_ids) - 1 or isinstance(selector, AskingSelector)
+
+
+def keep_beginning(session: Session, token_ids: Sequence[int]) -> int:
+    """Keep the blocks with which `token_ids`, the next prompt behind the prefix, begins; returns
+    their tokens.
+
+    vLLM's client keeps the text of the conversation. All text after the blocks is then part of the
+    prompt.
+    """
+    with session.held():
+        history = session.history
+        blocks = list[Block]()
+        at = 0
+        for block in history.blocks:
+            end = at + len(block)
+            if block.kept_ids != tuple(token_ids[at:end]) or end == len(token_ids):
+                break
+            blocks.append(block)
+            at = end
+        if len(history) > at:
+            kept = History(tuple(blocks), (), (Part(PartKind.CHUNK, at),) if at else ())
+            session.owner.commit(session, lambda state: replace(state, turns=(), history=kept))
+        return at
 
 
 def _use_all_processors() -> None:

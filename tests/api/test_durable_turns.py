@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 
 from ragkv import Engine
 from ragkv.api import answers
-from ragkv.conversations import storage
+from ragkv.conversations import folder_storage
 from ragkv.runtime import replace_file
 from tests.faults import os_error, raising
 from tests.scheduling.helpers import begin
@@ -40,7 +40,7 @@ class HeldDisk:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldDisk]:
     disk = HeldDisk()
-    monkeypatch.setattr(storage, "replace_file", disk.write)
+    monkeypatch.setattr(folder_storage, "replace_file", disk.write)
     yield disk
     disk.free.set()
 
@@ -92,7 +92,7 @@ def test_an_answer_whose_turn_could_not_be_written_says_so(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     filled(client)
-    monkeypatch.setattr(storage, "replace_file", raising(os_error(errno.ENOSPC)))
+    monkeypatch.setattr(folder_storage, "replace_file", raising(os_error(errno.ENOSPC)))
     message = {"role": "user", "content": QUESTION["question"]}
     chat = {"model": "reader", "messages": [message], "session_id": "s", "stream": True}
     response = client.post(path, json=QUESTION if path == "/v1/ask" else chat)

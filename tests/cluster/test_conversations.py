@@ -216,15 +216,15 @@ def test_blocks_of_a_turn_that_was_killed_are_deleted_and_those_of_a_turn_under_
         engine.flush()
         history = keys_of(engine, engine.session("s"))
         under_way = set(engine.store.contents.block_keys()) - history
-        assert under_way and engine.conversations.drop_orphans() == 0
+        assert under_way and engine.conversations.blocks.drop_orphans() == 0
         list(stream)
         engine.flush()
         history = keys_of(engine, engine.session("s"))
         assert under_way <= history
-        assert engine.conversations.drop_orphans() == 0
+        assert engine.conversations.blocks.drop_orphans() == 0
         shared = _shared(engine)
         shared._server.client.delete(*shared._keys)  # as if no turn had ever ended
-        assert engine.conversations.drop_orphans() > 0
+        assert engine.conversations.blocks.drop_orphans() > 0
         engine.flush()
         assert engine.store.contents.block_keys() == []
 
@@ -270,7 +270,7 @@ def test_an_idle_conversation_is_deleted_on_every_replica(
         ask(here, here.session("t", ttl_s=6000.0), 1)
         assert there.session("s").turns == 1
         for engine in (here, there):
-            engine.conversations.clock = lambda: time.time() + 700.0
+            engine.conversations.sessions.clock = lambda: time.time() + 700.0
         assert there.session("s").turns == here.session("s").turns == 0
         assert there.session("t").turns == 1
 
@@ -366,7 +366,7 @@ def test_a_manifest_written_without_the_secret_is_not_read(
 
 def keys_of(engine: Engine, session: Session) -> set[EntryKey]:
     return {
-        block.key(engine.conversations.block_writer.base) for block in session.state.history.blocks
+        block.key(engine.conversations.blocks.writer.base) for block in session.state.history.blocks
     }
 
 
@@ -375,8 +375,8 @@ def blocks_of(engine: Engine) -> set[EntryKey]:
 
 
 def _shared(engine: Engine) -> RedisStorage:
-    assert isinstance(engine.conversations.storage, RedisStorage)
-    return engine.conversations.storage
+    assert isinstance(engine.conversations.sessions.storage(), RedisStorage)
+    return engine.conversations.sessions.storage()
 
 
 def _overwrite(engine: Engine, session_id: str, change: Any) -> None:

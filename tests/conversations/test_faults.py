@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from ragkv import Engine
-from ragkv.conversations import Conversations
+from ragkv.conversations.history_blocks import HistoryBlocks
 from ragkv.conversations.manifest import _checksum
 from tests import tiny_models
 from tests.engine.helpers import A, B, Q
@@ -125,7 +125,7 @@ class TestLostBlock:
         with engine_at(tmp_path, session=dict(save_buffer_bytes=0)) as engine:
             session = engine.session("s")
             held = threading.Event()
-            engine.conversations.block_writer.then(held.wait)
+            engine.conversations.blocks.writer.then(held.wait)
             try:
                 notes = engine.answer(
                     tiny_models.tokens(30), session=session, max_new_tokens=4
@@ -145,8 +145,8 @@ def test_what_an_earlier_process_left_is_looked_through_as_the_engine_opens(
             talk(engine, turns=1)
     if left == "blocks alone":
         shutil.rmtree(tmp_path / "sessions")
-    looked: list[Conversations] = []
-    monkeypatch.setattr(Conversations, "drop_orphans", lambda self: looked.append(self))
+    looked: list[HistoryBlocks] = []
+    monkeypatch.setattr(HistoryBlocks, "drop_orphans", lambda self: looked.append(self))
     with engine_at(tmp_path) as engine:
         engine.flush()
         assert bool(looked) == (left != "nothing")
@@ -163,31 +163,28 @@ def test_blocks_that_a_turn_saves_while_orphans_are_deleted_are_kept(
         before = talk(engine, turns=1).state
     manifest(tmp_path).unlink()
     with monkeypatch.context() as later:
-        later.setattr(Conversations, "drop_orphans", lambda _: 0)  # as the engine opens
+        later.setattr(HistoryBlocks, "drop_orphans", lambda _: 0)  # as the engine opens
         engine = engine_at(tmp_path)
     with engine:
         session = engine.session("s")
         store = engine.store
         turns = []
         orphans = store.contents.block_keys()
-        owner, name = (
-            (store, "sample")
-            if "listed" in moment
-            else (engine.conversations.block_writer, "delete")
-        )
-        real = getattr(owner, name)
+        writer = engine.conversations.blocks.writer
+        name = "own" if "listed" in moment else "delete"
+        real = getattr(writer, name)
 
         def while_a_turn_runs(*arguments: Any) -> Any:
             if not turns:
                 turns.append(
                     engine.stream(question(0), session=session, max_new_tokens=4, min_new_tokens=4)
                 )
-                while not any(turn.saved_keys for turn in engine.conversations._turns):
+                while not any(turn.saved_keys for turn in engine.conversations.blocks._turns):
                     next(turns[0])
             return real(*arguments)
 
-        monkeypatch.setattr(owner, name, while_a_turn_runs)
-        assert orphans and engine.conversations.drop_orphans() == len(orphans)
+        monkeypatch.setattr(writer, name, while_a_turn_runs)
+        assert orphans and engine.conversations.blocks.drop_orphans() == len(orphans)
         engine.flush()
         list(turns[0])
         engine.flush()
@@ -437,7 +434,7 @@ class TestSlowDisk:
     def test_a_session_tells_when_its_last_turn_is_on_disk(self, engine: Engine) -> None:
         session = talk(engine, turns=1)
         assert session.wait_saved(60) is None
-        with engine.conversations.storage._writing:  # type: ignore[attr-defined]
+        with engine.conversations.sessions.storage()._writing:  # type: ignore[attr-defined]
             talk(engine, turns=2)
             assert "was not written to disk within 0.01 s" in str(session.wait_saved(0.01))
         assert session.wait_saved(60) is None
@@ -448,7 +445,7 @@ class TestSlowDisk:
     ) -> None:
         session = talk(engine, turns=1)
         engine.flush()
-        with engine.conversations.storage._writing:  # type: ignore[attr-defined]
+        with engine.conversations.sessions.storage()._writing:  # type: ignore[attr-defined]
             talk(engine, turns=3)
             thread = begin(getattr(session, end))
         thread.join(20)

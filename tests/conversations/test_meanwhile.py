@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from ragkv import Engine
-from ragkv.conversations import Conversations
+from ragkv.conversations.history_blocks import HistoryBlocks
+from ragkv.conversations.sessions import Sessions
 from ragkv.prompt.history import BlockWriter
 from tests.scheduling.helpers import begin
 
@@ -17,18 +18,18 @@ def test_a_time_to_live_that_is_set_while_a_turn_ends_is_kept(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = talk(engine, turns=1)
-    commit = Conversations.commit
+    commit = Sessions.commit
 
-    def set_before(self: Conversations, *arguments: Any) -> None:
+    def set_before(self: Sessions, *arguments: Any) -> None:
         monkeypatch.undo()
         engine.session("s", ttl_s=50)
         commit(self, *arguments)
 
-    monkeypatch.setattr(Conversations, "commit", set_before)
+    monkeypatch.setattr(Sessions, "commit", set_before)
     ask(engine, session, 1)
     assert (session.turns, session.state.ttl_s) == (2, 50)
     engine.flush()
-    (summary,) = engine.conversations.storage.summaries()
+    (summary,) = engine.conversations.sessions.storage().summaries()
     assert summary.ttl_s == 50
 
 
@@ -52,15 +53,15 @@ def test_a_block_that_a_turn_saves_while_another_conversation_drops_it_is_kept(
     first = talk(engine, "a", turns=1)
     engine.flush()
     other = engine.session("b")
-    used_keys, asked, go_on = Conversations._used_keys, threading.Event(), threading.Event()
+    used_keys, asked, go_on = HistoryBlocks._used, threading.Event(), threading.Event()
 
-    def slow(self: Conversations) -> Any:
+    def slow(self: HistoryBlocks) -> Any:
         used = used_keys(self)
         asked.set()
         assert go_on.wait(60)
         return used
 
-    monkeypatch.setattr(Conversations, "_used_keys", slow)
+    monkeypatch.setattr(HistoryBlocks, "_used", slow)
     resetting = begin(first.reset)
     assert asked.wait(60)
     stream = engine.stream(question(0), session=other, max_new_tokens=4, min_new_tokens=4)
@@ -71,10 +72,10 @@ def test_a_block_that_a_turn_saves_while_another_conversation_drops_it_is_kept(
     monkeypatch.undo()
     list(stream)
     engine.flush()
-    writer = engine.conversations.block_writer
+    writer = engine.conversations.blocks.writer
     assert all(writer.stored(writer.key(block)) for block in other.history.blocks)
     assert is_full_prefill(engine, other, 1).reuse.notes == ()
-    assert not engine.conversations._dropping
+    assert not engine.conversations.blocks._dropping
 
 
 @pytest.mark.parametrize("end", ["reset", "delete", "rewind"])
@@ -82,15 +83,15 @@ def test_a_fork_keeps_the_blocks_of_a_conversation_that_ends_meanwhile(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     session = talk(engine, turns=2)
-    find = Conversations.session
+    find = Sessions.open
 
-    def ended_before(self: Conversations, *arguments: Any) -> Any:
+    def ended_before(self: Sessions, *arguments: Any) -> Any:
         monkeypatch.undo()
         getattr(session, end)()
         engine.flush()
         return find(self, *arguments)
 
-    monkeypatch.setattr(Conversations, "session", ended_before)
+    monkeypatch.setattr(Sessions, "open", ended_before)
     fork = session.fork("copy")
     engine.flush()
     assert is_full_prefill(engine, fork, 2).reuse.notes == ()
@@ -100,7 +101,7 @@ def test_an_unsaved_copy_keeps_the_blocks_of_a_conversation_that_ends_meanwhile(
     engine: Engine,
 ) -> None:
     session = talk(engine, turns=2)
-    copy = engine.conversations.unsaved("copy", session)
+    copy = engine.conversations.sessions.unsaved("copy", session)
     session.delete()
     engine.flush()
     assert is_full_prefill(engine, copy, 2).reuse.notes == ()
@@ -111,13 +112,13 @@ def test_a_save_waits_for_a_deletion_only_as_long_as_it_may(engine: Engine) -> N
     engine.flush()
     conversations = engine.conversations
     block = session.history.blocks[0]
-    writer: BlockWriter = conversations.block_writer
+    writer: BlockWriter = conversations.blocks.writer
     lease = writer.lease(block)
     assert lease is not None
     kv = lease.read_encoded().layers
     lease.close()
-    conversations._dropping[writer.key(block)] += 1
-    assert not conversations.save(block, kv, "s", 0.0)
-    assert not conversations.save(block, kv, "s", 0.01)
-    conversations._dropping.clear()
-    assert conversations.save(block, kv, "s", 0.0)
+    conversations.blocks._dropping[writer.key(block)] += 1
+    assert not conversations.blocks.save(block, kv, "s", 0.0)
+    assert not conversations.blocks.save(block, kv, "s", 0.01)
+    conversations.blocks._dropping.clear()
+    assert conversations.blocks.save(block, kv, "s", 0.0)

@@ -21,7 +21,7 @@ class Clock:
 
     def __init__(self, engine: Engine) -> None:
         self.now = 1000.0
-        engine.conversations.clock = lambda: self.now
+        engine.conversations.sessions.clock = lambda: self.now
 
 
 class TestFork:
@@ -146,7 +146,7 @@ class TestUsable:
         session = talk(engine, turns=1)
         session.notes = ("told once",)
         with monkeypatch.context() as patch:
-            patch.setattr(engine.conversations.storage, "save", _fail)
+            patch.setattr(engine.conversations.sessions.storage(), "save", _fail)
             with pytest.raises(SessionUnavailableError):
                 ask(engine, session, 1)
         assert "told once" in ask(engine, session, 1).reuse.notes
@@ -268,7 +268,7 @@ class TestTtl:
             clock.now += 100
             engine.session("s")
             engine.session("other")  # looks for idle conversations
-            engine.conversations.block_writer.flush()
+            engine.conversations.blocks.writer.flush()
             assert session.turns == 3
             list(stream)
             assert session.turns == 4

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ragkv.conversations.storage import FolderStorage
+from ragkv.conversations.folder_storage import FolderStorage
 from ragkv.errors import SessionUnavailableError
 from tests.faults import os_error, raising
 from tests.scheduling.helpers import begin

@@ -285,7 +285,7 @@ def test_a_replayed_older_state_is_named_in_the_report(
     """It verifies, and it may be a restored backup: it is used, and the report says that it is
     older.
     """
-    monkeypatch.setattr("ragkv.conversations.conversations.CLOCK_SKEW_S", 0.0)
+    monkeypatch.setattr("ragkv.cluster.redis_storage.CLOCK_SKEW_S", 0.0)
     old = vandal.manifest("s")
     time.sleep(0.01)
     ask(engine, engine.session("s"), 1)
@@ -357,7 +357,7 @@ def test_lists_and_deletions_survive_forged_rows(
     vandal.client.xadd(summaries.replace("summaries", "deletions"), {"keys": row, "by": "attacker"})
     time.sleep(0.1)
     assert [info.session_id for info in engine.conversations.list()] == ["s"]
-    assert "s" in engine.conversations.ids() and "s" in engine.conversations.uses()
+    assert "s" in engine.conversations.ids()
     is_full_prefill(engine, engine.session("s"), 1, ratio=1.0)
 
 

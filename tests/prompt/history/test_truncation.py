@@ -140,7 +140,7 @@ class TestReuseAfterTruncation:
             assert prefill.token_ids.tolist() == ids
             raw = []
             for block in blocks:
-                lease = engine.conversations.block_writer.lease(block)
+                lease = engine.conversations.blocks.writer.lease(block)
                 with lease:
                     raw.append(torch.stack([lease.read_layer(layer) for layer in range(4)]))
             stored = torch.cat(raw, dim=3)[:, :, :, -(kept - 1) :]  # (L, 2, G, T, D)
