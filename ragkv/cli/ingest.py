@@ -124,13 +124,12 @@ def ingest(
 def _check(paths: Sequence[Path], prune: bool) -> None:
     """Raise `DocumentError` for paths without files, before the model is loaded."""
     missing = [path for path in paths if not os.path.lexists(path)]
-    if len(missing) == len(paths):
-        raise DocumentError(
-            f"Cannot read {missing[0]}: there is no such file or folder. Check the path."
-        )
+    hint = "Check the path; with --prune, what was read from there before is deleted."
+    if len(missing) == len(paths) and not prune:
+        raise DocumentError(f"Cannot read {missing[0]}: there is no such file or folder. {hint}")
     if not prune and not any(_holds_a_file(path) for path in paths):
         said = "an empty folder" if len(paths) == 1 else "an empty folder, and so are the others"
-        raise DocumentError(f"No documents: {paths[0]} is {said}. Check the path.")
+        raise DocumentError(f"No documents: {paths[0]} is {said}. {hint}")
 
 
 def _end(paths: Sequence[Path], report: "RagIngestReport", was_interrupted: bool) -> None:

@@ -7,6 +7,7 @@ being read is read again.
 """
 
 import hashlib
+import itertools
 import logging
 import os
 import time
@@ -37,6 +38,7 @@ Load = Callable[[Path, bytes, str | None, ParseLimits], Iterable[Document | Docu
 # A higher `LOADER_VERSION` has files read again, when loaders make another text of them.
 LOADER_VERSION = "4"
 GONE = "its text stays in the index; delete it with --prune (in Python, FileOptions(prune=True))"
+GONE_ELSEWHERE = f"{GONE}, and name its folder, too"
 # A file that changed less than `SETTLED_NS` before it was read may change again at the same time.
 SETTLED_NS = 2_000_000_000
 
@@ -101,7 +103,8 @@ class FileReader:
         # the real path of each file that is known under a name with a link in it -> this name;
         # `None` before the first new file
         self._linked: dict[str, str] | None = None
-        self._gone: dict[str, str] = {}  # digest of a file that is gone -> its path
+        self._gone: dict[str, list[str]] = {}  # digest of files that are gone -> their paths
+        self._left: set[Path] = set()  # folders that are gone, whose files were found elsewhere
         self.outcomes: list[FileOutcome] = []
         self.reports: list[IngestReport] = []
         self.deleted_entries = 0
@@ -115,7 +118,10 @@ class FileReader:
         """Read the files that changed."""
         # one name a file
         paths = [Path(path).resolve() if ".." in Path(path).parts else Path(path) for path in paths]
-        found = find_files(paths)
+        known = self._index.file_digests()
+        found = find_files(
+            path for path in paths if not (is_gone(path) and _has_below(path, known))
+        )
         named = {Path(path).absolute() for path in paths}
         for done, file in enumerate(found):
             self._tell(FileProgress(done, len(found), path=printable(file.path)))
@@ -131,8 +137,8 @@ class FileReader:
         linked = dict[str, str]()
         for path, digest in self._index.file_digests().items():
             real = os.path.realpath(path)
-            if not os.path.lexists(path):
-                self._gone.setdefault(digest, path)
+            if is_gone(path):
+                self._gone.setdefault(digest, []).append(path)
             elif real != path:
                 linked[real] = path
         return linked
@@ -267,7 +273,10 @@ class FileReader:
         reason = f"not read: {lost}" if lost else ""
         is_changed = report.changed or report.deleted
         status: FileStatus = "changed" if is_changed else "added" if report.added else "unchanged"
-        if status == "added" and (old := self._gone.pop(record.digest, None)) is not None:
+        if status == "added" and (places := self._gone.get(record.digest)):
+            old = max(places, key=lambda place: _shared_end(place, record.path))
+            places.remove(old)
+            self._left.update(_moved_folder(old, record.path))
             # The texts are in the index under the new name, so no KV is deleted with the old one.
             self._changed(self._index.writer.delete_file(old))
             status = "moved"
@@ -279,22 +288,55 @@ class FileReader:
         and keep those of files that are there and were not read.
         """
         seen = {str(file.path.absolute()) for file in found}
-        folders = [Path(path).absolute() for path in paths]
+        folders = {Path(path).absolute() for path in paths}
+        folders |= {Path(os.path.realpath(folder)) for folder in folders}
         gone = 0
         for known in self._index.file_digests():
-            is_inside = any(Path(known).is_relative_to(folder) for folder in folders)
-            if not is_inside or known in seen or os.path.lexists(known):
+            above = {Path(known), *Path(known).parents, *Path(os.path.realpath(known)).parents}
+            is_named = not folders.isdisjoint(above)
+            if not (is_named or not self._left.isdisjoint(above)) or not is_gone(known):
                 continue
-            if self._options.prune:
+            if self._options.prune and is_named:
                 self._changed(self._index.writer.delete_file(known))
                 outcome = FileOutcome(printable(known), "deleted")
             else:
-                outcome = FileOutcome(printable(known), "gone", GONE)
+                reason = GONE if is_named else GONE_ELSEWHERE
+                outcome = FileOutcome(printable(known), "gone", reason)
                 gone += 1
             self.outcomes.append(outcome)
             self._tell(FileProgress(len(seen), len(seen), outcome))
         if gone:
             logger.warning("%s are gone, and their text stays: %s", counted(gone, "file"), GONE)
+
+
+def is_gone(path: str | Path) -> bool:
+    """Whether nothing is at `path`. Of a folder that may not be read nothing is known."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except (OSError, ValueError):
+        return False
+    return False
+
+
+def _has_below(path: Path, known: Iterable[str]) -> bool:
+    """Whether one of the `known` files is `path`, or was below it."""
+    own = str(path.absolute())
+    return any(file == own or file.startswith(f"{own}{os.sep}") for file in known)
+
+
+def _shared_end(one: str, other: str) -> int:
+    """How many names two paths share, from their ends."""
+    pairs = zip(reversed(Path(one).parts), reversed(Path(other).parts), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _moved_folder(old: str, new: str) -> Iterable[Path]:
+    """The folder that was moved with a file, if it is gone from its old place."""
+    shared = _shared_end(old, new)
+    folder = Path(*Path(old).parts[: len(Path(old).parts) - shared])
+    return [folder] if shared and is_gone(folder) else []
 
 
 def printable(path: str | Path) -> str:
