@@ -320,9 +320,9 @@ def is_gone(path: str | Path) -> bool:
     return False
 
 
-def _has_below(path: Path, known: Iterable[str]) -> bool:
+def _has_below(path: str | Path, known: Iterable[str]) -> bool:
     """Whether one of the `known` files is `path`, or was below it."""
-    own = str(path.absolute())
+    own = str(Path(path).absolute())
     return any(file == own or file.startswith(f"{own}{os.sep}") for file in known)
 
 
