@@ -15,7 +15,7 @@ class Buffer:
     """
 
     tag: str
-    parts: list[Part] = field(default_factory=list)
+    parts: list[str | Part] = field(default_factory=list)  # a text alone is on the line
     gap: str = ""
     mark: str = ""  # of a list's item, before its first text
     lead: str = ""  # the gap before the first text
@@ -36,14 +36,17 @@ class Buffer:
         if not self.parts:
             self.lead = self.gap
         before = f"{self.gap if self.parts else ''}{self.mark}"
-        self.parts += ((before, Place.LINE), (text, place))
+        self.parts += (before, text if place is Place.LINE else (text, place))
         self.gap = self.mark = ""
 
     @property
     def last(self) -> str:
         """What the next text is written behind; "" if there will be a gap."""
-        return self.parts[-1][0] if self.parts and not self.gap and not self.mark else ""
+        if not self.parts or self.gap or self.mark:
+            return ""
+        part = self.parts[-1]
+        return part if isinstance(part, str) else part[0]
 
     def take(self) -> str:
         """The text."""
-        return joined(self.parts)
+        return joined((part, Place.LINE) if isinstance(part, str) else part for part in self.parts)
