@@ -334,6 +334,8 @@ HOSTILE: dict[str, Callable[[int], bytes | str]] = {
         "<table><tr>" + "<td rowspan=99 colspan=99>xyz" * 50 + "<tr><td>y" * (n // 8)
     ),
     "formula.html": lambda n: "<math>" + "<mrow>" * (n // 10) + "<msup><mi>x" * (n // 10),
+    "fractions.html": lambda n: "<math>" + "<mfrac>1" * (n // 20) + "<mover><mi>x" * (n // 20),
+    "letters.html": lambda n: "<math><mi>" + "&amp;" * (n // 5) + "</mi>" + "<mn>1</mn>" * (n // 9),
     "names.csv": lambda n: f"{'n' * (n // 3)},b\nz,{'x' * 99}\n" + "1,2\n" * (n // 6),
     "commas.csv": lambda n: "," * n + "\n" + "," * n,
     "rule.md": lambda n: "|a\n|" + " " * n + "\n" + "|a|b\n|-|-\n" * (n // 10),

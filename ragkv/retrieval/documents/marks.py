@@ -129,7 +129,7 @@ def lowered(text: str, before: str, after: str = "") -> str:
 def grouped(text: str) -> str:
     """A text of several parts in brackets, so that it is seen where it ends."""
     inner = text.removeprefix("-").removeprefix("\u2212")
-    is_one = inner.isalnum() or bool(_NUMBER.fullmatch(inner))
+    is_one = len(inner) == 1 or inner.isalnum() or bool(_NUMBER.fullmatch(inner))
     return text if is_one or (text.startswith("(") and text.endswith(")")) else f"({text})"
 
 

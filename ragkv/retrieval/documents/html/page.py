@@ -99,7 +99,7 @@ class _Page:
             raise _TooDeepError
         if self._formula is not None:
             self._formula_depth += 1
-            self._formula.start(_local(tag))
+            self._formula.start(_local(tag), attributes)
             return
         look = look_of(attributes)
         if self._skipped or look.is_hidden or _is_skipped(tag, attributes):
