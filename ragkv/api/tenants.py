@@ -10,7 +10,7 @@ tenant's entries.
 import functools
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -224,8 +224,9 @@ class Tenants(Closing):
         for place in (directory, kv_directory):
             make_private_folder(place)
         config = _engine_config(self._config.engine, kv_directory, name, quota)
-        engine = self._engine.with_config(config, self._backend)
-        try:
+        with ExitStack() as opened:
+            engine = self._engine.with_config(config, self._backend)
+            opened.callback(engine.close)
             home = KnownHome.at(self._config.home, self._config.model)
             index = functools.partial(Rag, engine, embedder=self.embedder, home=home)
             pool = self._collections
@@ -233,12 +234,11 @@ class Tenants(Closing):
             known = self._config.limits.known_chars
             collections = Collections(directory, index, engine, pool, self.reserve, chat, known)
             tenant = Tenant(engine, chat, collections, self._config.quotas)
-        except BaseException:
-            engine.close()
-            raise
-        if name not in self._resumed:
-            self._resumed.add(name)
-            collections.resume()
+            opened.callback(tenant.close, encode_missed=False)
+            if name not in self._resumed:
+                collections.resume()
+                self._resumed.add(name)
+            opened.pop_all()
         return tenant
 
 

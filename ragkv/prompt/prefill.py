@@ -103,6 +103,10 @@ class Prefiller:
             try:
                 result = prepared.result()
             except EntryDamagedError as error:
+                if (
+                    error.key in tries.damaged
+                ):  # it was a miss this time: trying again would not end
+                    raise
                 tries.damaged[error.key] = str(error)
                 return None
         if result is None:

@@ -42,6 +42,10 @@ class Background(Generic[E]):
     name: str  # of the thread
     _jobs: deque[Job[E]] = field(default_factory=deque, init=False)
     _running: Job[E] | None = field(default=None, init=False)
+    # of the jobs that wait or run: how many flushes had begun when they, or the job that submitted
+    # them on this thread, came
+    _rounds: dict[Job[E], int] = field(default_factory=dict, init=False)
+    _flushes: int = field(default=0, init=False)
     # by key, the last job that writes it
     _entries: dict[EntryKey, Job[E]] = field(default_factory=dict, init=False)
     _pending_bytes: int = field(default=0, init=False)  # of waiting jobs and the running one
@@ -76,6 +80,8 @@ class Background(Generic[E]):
             if not self._changed.wait_for(lambda: self._closing or fits(), wait_s) or self._closing:
                 return False
             self._pending_bytes += job.size_bytes
+            parent = self._running if self.is_current else None
+            self._rounds[job] = self._flushes if parent is None else self._rounds[parent]
             self._jobs.append(job)
             if job.key is not None and job.entry is not None:
                 self._entries[job.key] = job
@@ -106,6 +112,7 @@ class Background(Generic[E]):
                 self._jobs = deque(job for job in self._jobs if job.key != key)
             for job in dropped:
                 self._forget(job)
+            self._changed.notify_all()
             ran = self._runs(key)
             self._changed.wait_for(lambda: not self._runs(key))
         for job in dropped:
@@ -113,9 +120,13 @@ class Background(Generic[E]):
         return bool(dropped) or ran
 
     def flush(self) -> None:
-        """Return when the queue is empty and no job runs."""
+        """Return when all that was submitted before is done, with the jobs that it submits. Later
+        ones are not waited for: under steady load the queue may never be empty.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: not self._jobs and self._running is None)
+            now = self._flushes
+            self._flushes += 1
+            self._changed.wait_for(lambda: all(one > now for one in self._rounds.values()))
 
     def close(self) -> None:
         """Finish the waiting jobs and stop. Twice is harmless."""
@@ -132,6 +143,7 @@ class Background(Generic[E]):
     def _forget(self, job: Job[E]) -> None:
         """The job is done, or was dropped. Needs `_changed`."""
         self._pending_bytes -= job.size_bytes
+        self._rounds.pop(job, None)
         if job.key is not None and self._entries.get(job.key) is job:
             del self._entries[job.key]
 

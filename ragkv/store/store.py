@@ -2,7 +2,8 @@
 
 A lookup asks the tiers in order. A hit in a slower tier is copied to the faster ones in the
 background (`copying.py`). A put stores in memory at once; the disk and shared storage are written in
-the background. A caller waits for a remote tier only if it reads from it.
+the background. Only a read waits for a remote tier, at most its timeout: a pass that needs the read
+waits with the prompts that share it.
 A store failure never fails a request: it is logged and counts as a miss (CacheBlend section 5.1, "KV
 cache store").
 

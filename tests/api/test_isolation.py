@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from ragkv.api.documents.collections import Collections
 from ragkv.api.keys import Quota
 from ragkv.config import MIB
+from tests.faults import raising
 
 from .whole import ask, documents, ingest, key, whole
 
@@ -216,3 +218,13 @@ def test_a_deleted_conversation_leaves_no_history_and_no_kv(tmp_path: Path) -> N
         assert not [span for span in again["ragkv"]["prompt"] if span["kind"] == "history"]
     with whole(tmp_path) as client:
         assert client.get("/v1/sessions/s", headers=a).json()["turns"] == 1
+
+
+def test_a_tenant_that_could_not_be_opened_is_opened_by_the_next_request(
+    two_keys: TwoKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, a, _ = two_keys
+    with monkeypatch.context() as patch:
+        patch.setattr(Collections, "resume", raising(RuntimeError("can't start new thread")))
+        assert client.get("/v1/collections", headers=a).status_code == 500
+    assert client.get("/v1/collections", headers=a).status_code == 200

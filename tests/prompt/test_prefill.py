@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from ragkv import Engine
-from ragkv.fusion import SELECTORS
+from ragkv.errors import EntryDamagedError
+from ragkv.fusion import SELECTORS, PreparedPrompt
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, Q, close, engine_of, full_prefill, ids, stored
+from tests.faults import raising
 from tests.fixed import fixed
 from tests.scheduling.helpers import between_layers
 
@@ -110,6 +112,17 @@ def test_the_users_model_is_not_changed(family: str) -> None:
     } == {attention}
     assert [name for name, _ in model.named_modules()] == names
     assert all(not parameter.grad_fn for parameter in model.parameters())
+
+
+def test_an_entry_that_is_damaged_twice_ends_the_request(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a miss the second time; who reads it nevertheless would try for ever."""
+    engine.warm([A, B])
+    key = engine.entries.identity.key(A)
+    monkeypatch.setattr(PreparedPrompt, "result", raising(EntryDamagedError(key, "torn")))
+    with pytest.raises(EntryDamagedError, match="torn"):
+        engine.prefill(Q, [A, B])
 
 
 def test_no_result_carries_a_gradient(engine: Engine) -> None:

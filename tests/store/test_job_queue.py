@@ -1,6 +1,7 @@
 """Jobs of the background thread: a failed one is logged, and the next one runs."""
 
 import logging
+import threading
 
 import pytest
 
@@ -8,6 +9,7 @@ from ragkv.errors import EntryUnreachableError
 from ragkv.store import EntryKey
 from ragkv.store.job_queue import Background, Job
 from tests.faults import raising
+from tests.scheduling.helpers import begin, until
 
 
 @pytest.mark.parametrize(
@@ -30,3 +32,48 @@ def test_a_failed_job_is_logged_and_the_next_one_runs(
     assert ran == [1]
     (record,) = caplog.records
     assert record.levelname == level and "kkkkkkkkkkkk" in record.getMessage()
+
+
+def test_a_flush_waits_for_what_was_there_and_what_that_submits_and_for_nothing_later() -> None:
+    worker = Background[None](100, "worker")
+    begun = threading.Event()
+    may_end = threading.Event()
+    ran: list[str] = []
+
+    def first() -> None:
+        begun.set()
+        may_end.wait(60)
+        worker.submit(Job(lambda: ran.append("from the first")))
+
+    def endless() -> None:
+        ran.append("another")
+        if not closing.is_set():
+            worker.submit(Job(endless))
+
+    closing = threading.Event()
+    worker.submit(Job(first))
+    assert begun.wait(60)
+    flushing = begin(worker.flush)
+    until(lambda: worker._flushes == 1)
+    worker.submit(Job(endless))  # from now on the queue is never empty
+    may_end.set()
+    flushing.join(60)
+    assert not flushing.is_alive()
+    assert "from the first" in ran
+    closing.set()
+    worker.close()
+
+
+def test_a_flush_ends_when_the_jobs_it_waits_for_are_dropped() -> None:
+    worker = Background[None](100, "worker")
+    key = EntryKey("k" * 64)
+    may_end = threading.Event()
+    worker.submit(Job(lambda: may_end.wait(60)))
+    worker.submit(Job(lambda: None, key))
+    flushing = begin(worker.flush)
+    until(lambda: worker._flushes == 1)
+    assert worker.discard(key)
+    may_end.set()
+    flushing.join(60)
+    assert not flushing.is_alive()
+    worker.close()

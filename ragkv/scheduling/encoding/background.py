@@ -192,18 +192,27 @@ class BackgroundEncoder:
                 log.exception(
                     "A missed chunk of %d tokens could not be encoded; it stays a miss.", tokens
                 )
+            finally:
+                self._ended()
             openmp.release_threads()
-            with self._changed:
-                self._working = False
-                self._was_missed = False
-                self._current = None
-                self._changed.notify_all()
-                if self._dropped and not self._waiting:
-                    log.warning("%d missed chunks were dropped: too many waited.", self._dropped)
-                    self._dropped = 0
-                if self._last and (now := time.monotonic()) - self._logged_s >= LOG_EVERY_S:
-                    self._logged_s = now
-                    log.info("KV in the background: %d chunks wait.", len(self._last))
+            self._report()
+
+    def _ended(self) -> None:
+        """Nothing is under way any more: those that wait for it may go on."""
+        with self._changed:
+            self._working = False
+            self._was_missed = False
+            self._current = None
+            self._changed.notify_all()
+
+    def _report(self) -> None:
+        with self._changed:
+            if self._dropped and not self._waiting:
+                log.warning("%d missed chunks were dropped: too many waited.", self._dropped)
+                self._dropped = 0
+            if self._last and (now := time.monotonic()) - self._logged_s >= LOG_EVERY_S:
+                self._logged_s = now
+                log.info("KV in the background: %d chunks wait.", len(self._last))
 
     def _next(self) -> _Ids | None:
         """The next one once it may begin; `None` when this is closed."""

@@ -23,7 +23,7 @@ from ragkv.store.durable import DurableTiers
 from ragkv.store.record import read_head
 from tests.engine.helpers import A, B, C, Q, close, counts, engine_of, full_prefill, ids, stored
 from tests.faults import raising
-from tests.scheduling.helpers import begin
+from tests.scheduling.helpers import begin, until
 from tests.store.fakes import WrappedLease
 
 
@@ -285,6 +285,21 @@ class TestWaiting:
             with pytest.raises(KeyboardInterrupt):
                 background.flush()
         assert background._flushing == 0
+
+    def test_nobody_waits_for_a_thread_that_an_error_ended(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        broken = raising(RuntimeError("a pool that cannot be released"))
+        monkeypatch.setattr(background_module, "openmp", SimpleNamespace(release_threads=broken))
+        background = engine.entries.background
+        background.add(tuple(A))
+        until(lambda: background._thread is None)
+        monkeypatch.undo()
+        for wait in (background.flush, lambda: background.settle(Work(deadline_s=60.0))):
+            waiting = begin(wait)
+            waiting.join(30)
+            assert not waiting.is_alive()
+        assert not background.finish([tuple(A)], lambda: None)
 
     def test_of_too_many_missed_chunks_the_oldest_stays_a_miss_and_the_log_says_how_many(
         self, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
