@@ -93,8 +93,11 @@ class KnownHome:
             given = attrgetter(name)(config)
             (group, _, leaf) = name.rpartition(".")
             if isinstance(given, Default):
-                inner = replace(getattr(config, group), **{leaf: kept}) if group else kept
-                config = replace(config, **{group or leaf: inner})
+                try:
+                    inner = replace(getattr(config, group), **{leaf: kept}) if group else kept
+                    config = replace(config, **{group or leaf: inner})
+                except ConfigError as error:
+                    raise ConfigError(f"{self.path / FILE}: {error}") from error
             elif given != kept and name in IDENTIFYING and self.kept:
                 _say_once(
                     f"{self.path} was made with {name} = {kept!r}; with {given!r} none of its KV "
@@ -144,6 +147,8 @@ def _checked(kept: Any) -> Mapping[str, Any]:
     kinds = {"model": str, "chunk_tokens": int, "embedder": str | None, "settings": dict}
     wrong = [name for name, kind in kinds.items() if not isinstance(kept[name], kind)]
     wrong += [name for name, one in kept["settings"].items() if not isinstance(one, str | None)]
+    if not wrong and kept["chunk_tokens"] < 1:
+        wrong.append(f"chunk_tokens = {kept['chunk_tokens']}")
     if wrong or not kept["settings"].keys() <= set(KEPT):
         raise ValueError(f"its values are wrong: {', '.join(wrong) or 'unknown settings'}")
     return dict(kept)

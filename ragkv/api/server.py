@@ -125,8 +125,10 @@ def check_network_exposure(config: ServeConfig, keys: KeyRing) -> None:
         log.warning("listening_without_nginx", host=config.host, hint=WITHOUT_NGINX)
 
 
-def serve(app: FastAPI, config: ServeConfig) -> None:
-    """Serve an app made by `create_app` until a signal ends the server."""
+def serve(app: FastAPI, config: ServeConfig, listener: socket.socket | None = None) -> None:
+    """Serve an app made by `create_app` until a signal ends the server; at `listener`, if one is
+    given, which is closed with it.
+    """
     service: Service = app.state.service
     configure_logging(config.log, service.replica)
     limit_arenas()
@@ -149,7 +151,8 @@ def serve(app: FastAPI, config: ServeConfig) -> None:
         timeout_graceful_shutdown=max(1, round(config.graceful_s + CUT_SHARE * config.close_s)),
         lifespan="on",
     )
-    listener = settings.bind_socket()  # accepted connections inherit its options
+    # accepted connections inherit its options
+    listener = settings.bind_socket() if listener is None else listener
     # asyncio sets this itself only where the socket names its protocol, which uvicorn's does not.
     # Without it a small answer of two parts takes 40 ms.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,13 +1,17 @@
 """The commands. The longer ones have a file of their own."""
 
+import importlib.util
 import os
+import sys
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
 from ragkv import __version__
+from ragkv.config import EngineConfig
 from ragkv.runtime import counted
+from ragkv.runtime.setting_values import check_names, environment_values
 
 from . import output
 from .ask import ask
@@ -31,6 +35,8 @@ from .options import (
 from .output import console, print_json
 from .profile import profile
 from .serve import serve
+
+HELP = {"--help", "--version"}
 
 app = command_group(
     "Answer questions over documents from stored KV: chunks are computed once and fused at "
@@ -57,8 +63,23 @@ def _main(
     ] = False,
 ) -> None:
     show_help(context)
+    if not HELP & set(sys.argv):
+        _check_variables()
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     context.default_map = _defaults(context.command, file_defaults(settings_file()))
+
+
+def _check_variables() -> None:
+    """Raise `ConfigError` for a variable that is no setting: every command says it, also one that
+    reads no settings.
+    """
+    values = environment_values(os.environ)
+    of_server = values.pop("serve", {})
+    check_names(EngineConfig, values, siblings=("home", "model"))
+    if of_server and importlib.util.find_spec("fastapi") is not None:
+        from ragkv.api import ServeConfig
+
+        check_names(ServeConfig, of_server, "serve.")
 
 
 def _defaults(command: Any, values: dict[str, str]) -> dict[str, Any]:

@@ -143,10 +143,7 @@ def _show(question: str, answered: ServedAnswer, as_json: bool) -> None:
     if not answered.hits:
         print_note("no passage matches; the model answered without documents.")
     console.print(answered.answer.text, style="bold")
-    cited = {citation.chunk for citation in answered.answer.citations}
-    for number, hit in enumerate(answered.hits):
-        mark = "*" if number in cited else " "
-        console.print(f" {mark} [{number + 1}] {output.place(hit.passage)}")
+    output.print_sources(answered.hits, answered.answer)
     output.print_reuse(answered.answer, time.monotonic() - output.BEGAN)
     if reasons := _why_nothing_was_reused(answered.answer.spans):
         print_note(f"no passage's KV was reused: {'; '.join(reasons)}.")

@@ -249,6 +249,5 @@ def _execute(line: str, partner: _Partner) -> bool:
 
 def _print_sources(hits: "Sequence[Hit]", answer: Answer) -> None:
     """Print the passages of a turn and what was reused."""
-    for number, hit in enumerate(hits, 1):
-        console.print(f" [{number}] {output.place(hit.passage)}", style="dim")
+    output.print_sources(hits, answer)
     output.print_reuse(answer)

@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
@@ -20,7 +20,7 @@ from ragkv.runtime import Rate, counted, duration
 from ragkv.types import Answer, Reuse
 
 if TYPE_CHECKING:
-    from ragkv.retrieval import Passage
+    from ragkv.retrieval import Hit, Passage
 
 # A log, where no bar is shown: when its first line is written, and how often the others.
 FIRST_LINE_S = 2.0
@@ -92,6 +92,16 @@ def place(passage: "Passage") -> str:
         "characters {}-{}".format(*passage.span) if passage.page is None else f"page {passage.page}"
     )
     return f"{passage.source or passage.document_id} ({where})"
+
+
+def print_sources(hits: "Sequence[Hit]", answer: Answer) -> None:
+    """Print the passages of an answer with their numbers in the prompt, the best first; a cited one
+    is marked.
+    """
+    cited = {citation.chunk for citation in answer.citations}
+    for number, hit in sorted(enumerate(hits), key=lambda one: one[1].rank):
+        mark = "*" if number in cited else " "
+        console.print(f" {mark} [{number + 1}] {place(hit.passage)}")
 
 
 def print_reuse(answer: Answer, total_s: float | None = None) -> None:

@@ -85,6 +85,12 @@ def server_of(home: Path, model: str) -> "ServerAddress | None":
     return address if model_or_default(model, address.model) == address.model else None
 
 
+def living_server(home: Path) -> "ServerAddress | None":
+    """Where the server of `home` listens, whatever it serves, if it answers."""
+    address = server_file.load(home)
+    return address if address is not None and _is_there(address, address.pid) else None
+
+
 def ask_server(
     home: Path,
     model: str,

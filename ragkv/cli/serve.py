@@ -6,15 +6,18 @@ import errno
 import os
 import socket
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
-from ragkv.errors import ConfigError
+from ragkv.errors import ConfigError, StoreLockedError
 from ragkv.runtime import seconds_of
+from ragkv.store.writer_lock import check_unlocked
 
 from .options import FROM_SETTINGS, EngineOptions, with_engine_options
-from .output import errors
+from .output import errors, print_note
+from .running_server import living_server
 
 if TYPE_CHECKING:
     from ragkv.api import ServeConfig
@@ -103,15 +106,18 @@ def serve(
         raise ConfigError("--vllm-url is the server of --engine vllm; give both.")
     settings.check_servable()
     locate(settings.model)  # a missing model is reported now and not after the start
-    check_free(settings.host, settings.port)
-    _run(settings, mcp)
+    _check_alone(settings)
+    listener = listening(settings.host, settings.port)
+    _run(settings, mcp, listener)
 
 
-def check_free(host: str, port: int) -> None:
-    """Raise `ConfigError` if another program listens there; said before the model is loaded."""
+def listening(host: str, port: int) -> socket.socket:
+    """The socket of the server, which takes the port before anything is loaded. Raises
+    `ConfigError` if another program listens there.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        socket.create_server((host, port), family=family).close()
+        return socket.create_server((host, port), family=family)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise ConfigError(f"Cannot listen on {host}, port {port}: {error.strerror}.") from error
@@ -121,7 +127,28 @@ def check_free(host: str, port: int) -> None:
         ) from error
 
 
-def _run(settings: "ServeConfig", mcp: bool) -> NoReturn:
+def _check_alone(settings: "ServeConfig") -> None:
+    """Raise `StoreLockedError` if another server has the home, which could answer nothing there;
+    say it if another command writes to it.
+    """
+    if settings.kv_home is not None or settings.engine.store.read_only:
+        return  # it writes elsewhere, or nothing
+    home = Path(settings.home)
+    if (server := living_server(home)) is not None:
+        raise StoreLockedError(
+            f"A server has {home} already, at {server.url} (pid {server.pid}). Use it, or stop it "
+            f"first: kill {server.pid}. Another home needs --home.",
+            f"pid {server.pid}",
+        )
+    if settings.in_front_of_vllm:
+        return  # vLLM writes there
+    try:
+        check_unlocked(home / "kv")
+    except StoreLockedError as error:
+        print_note(f"{error.holder} writes to {home}: questions are refused (503) until it ends.")
+
+
+def _run(settings: "ServeConfig", mcp: bool, listener: socket.socket) -> NoReturn:
     """Serve in this process until a signal ends it."""
     from ragkv.api import create_app
     from ragkv.api import serve as listen
@@ -139,7 +166,7 @@ def _run(settings: "ServeConfig", mcp: bool) -> NoReturn:
     check_network_exposure(settings, app.state.service.keys)
     say(f"loading {settings.model} ...")
     sys.stderr.flush()
-    listen(app, settings)
+    listen(app, settings, listener)
     sys.stderr.flush()
     # everything is closed; the interpreter would take seconds to free the model, or wait for a
     # thread

@@ -142,26 +142,50 @@ def build(
             f"{path.removesuffix('.') or 'A config'} is a group of settings, not {values!r:.80}."
         )
     hints = typing.get_type_hints(cls)
-    known = {one.name: one for one in dataclasses.fields(cls)}
     arguments = {}
     for name, value in values.items():
-        if name not in hints:
-            settings = {one: hints[one] for one, field in known.items() if is_setting(field)}
-            others = {**settings, **dict.fromkeys(siblings)}
-            meant = f"{path}{_nearest(str(name), others)}"
-            leaves = list(flat({name: value}, path))
-            if leaves and all(isinstance(one, _Text) for _, one in leaves):
-                raise ConfigError(
-                    f"Unknown environment variable {_variable(leaves[0][0])}. Did you mean "
-                    f"{_variable(meant)}? Unset it otherwise."
-                )
-            raise ConfigError(f"Unknown setting {path}{name!s}. Did you mean {meant}?")
+        _check_known(cls, name, value, path, siblings, in_code)
+        arguments[name] = _convert(hints[name], value, f"{path}{name}", in_code)
+    return cls(**arguments)
+
+
+def check_names(
+    cls: type[Any], values: Mapping[str, Any], path: str = "", siblings: tuple[str, ...] = ()
+) -> None:
+    """Raise `ConfigError` for a name in nested mappings that is no setting of `cls`."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{path.removesuffix('.')} is a group of settings, not {values!r:.80}.")
+    hints = typing.get_type_hints(cls)
+    for name, value in values.items():
+        if name in siblings:
+            continue
+        _check_known(cls, name, value, path, siblings, in_code=False)
+        options = typing.get_args(hints[name]) or (hints[name],)
+        group = next((one for one in options if dataclasses.is_dataclass(one)), None)
+        if isinstance(group, type) and isinstance(value, Mapping):
+            check_names(group, value, f"{path}{name}.")
+
+
+def _check_known(
+    cls: type[Any], name: str, value: Any, path: str, siblings: tuple[str, ...], in_code: bool
+) -> None:
+    hints = typing.get_type_hints(cls)
+    known = {one.name: one for one in dataclasses.fields(cls)}
+    if name in known:
         if not (in_code or is_setting(known[name])):
             raise ConfigError(
                 f"{path}{name} is not a setting: it is always {known[name].default!r}. Remove it."
             )
-        arguments[name] = _convert(hints[name], value, f"{path}{name}", in_code)
-    return cls(**arguments)
+        return
+    settings = {one: hints[one] for one, field in known.items() if is_setting(field)}
+    meant = f"{path}{_nearest(str(name), {**settings, **dict.fromkeys(siblings)})}"
+    leaves = list(flat({name: value}, path))
+    if leaves and all(isinstance(one, _Text) for _, one in leaves):
+        raise ConfigError(
+            f"Unknown environment variable {_variable(leaves[0][0])}. Did you mean "
+            f"{_variable(meant)}? Unset it otherwise."
+        )
+    raise ConfigError(f"Unknown setting {path}{name!s}. Did you mean {meant}?")
 
 
 def _variable(setting: str) -> str:
