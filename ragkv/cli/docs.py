@@ -149,7 +149,9 @@ def _id_of(index: "Index", name: str) -> str:
 
 
 def search(
-    query: Annotated[str, typer.Argument(help="A question, or words of the passages.")],
+    words: Annotated[
+        list[str], typer.Argument(metavar="QUERY", help="A question, or words of the passages.")
+    ],
     home: Home = HOME,
     k: Passages = 6,
     retriever: Retriever = None,
@@ -163,6 +165,7 @@ def search(
 
     Needs no model, and no lock on the home.
     """
+    query = " ".join(words)
     check_words("query", query)
     require_index(home)
     filters = metadata_filter(where)

@@ -6,6 +6,7 @@ answered without KV, so by default it is computed for a few seconds: the report 
 takes. While a server has the home, the index is written here, and KV is the server's.
 """
 
+import codecs
 import math
 import os
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+import webencodings
 
 from ragkv.config import CHUNK_TOKENS, GIB
 from ragkv.errors import CancelledError, DeadlineError, DocumentError, InputError
@@ -38,7 +40,8 @@ NAMED = 5  # So many files are named for each reason to ignore them; --json name
 
 
 ChunkTokens = Annotated[
-    int | None, typer.Option(help="Longest chunk, in tokens.", show_default=str(CHUNK_TOKENS))
+    int | None,
+    typer.Option(min=1, help="Longest chunk, in tokens.", show_default=str(CHUNK_TOKENS)),
 ]
 Encoding = Annotated[
     str | None,
@@ -79,7 +82,7 @@ def ingest(
     what is missing. Ctrl-C and SIGTERM keep what is done, and the same command goes on. KV stops
     when store.disk_bytes are full. The exit status is 1 if a file failed.
     """
-    _check(paths, prune)
+    _check(paths, prune, encoding)
     if all_kv and minutes is not None:
         raise InputError("--kv has no limit of time: leave --kv or --minutes out.")
     server = server_of(options.home, options.model) if options.uses_server_settings else None
@@ -121,8 +124,17 @@ def ingest(
     _end(paths, report, was_interrupted=check.is_set)
 
 
-def _check(paths: Sequence[Path], prune: bool) -> None:
-    """Raise `DocumentError` for paths without files, before the model is loaded."""
+def _check(paths: Sequence[Path], prune: bool, encoding: str | None) -> None:
+    """Raise `DocumentError` for paths without files, and `InputError` for an unknown encoding,
+    before the model is loaded.
+    """
+    if encoding not in (None, "auto") and webencodings.lookup(encoding) is None:
+        try:
+            codecs.lookup(encoding)
+        except LookupError:
+            raise InputError(
+                f"--encoding names the unknown encoding {encoding!r}. Name another, or let auto guess it."
+            ) from None
     missing = [path for path in paths if not os.path.lexists(path)]
     hint = "Check the path; with --prune, what was read from there before is deleted."
     if len(missing) == len(paths) and not prune:

@@ -15,6 +15,7 @@ import typer
 from ragkv.config import RETRIEVER_NAMES, SELECTOR_NAMES, WEIGHTS, EngineConfig
 from ragkv.errors import ConfigError, InputError, StoreLockedError
 from ragkv.home import VARIABLE, KnownHome
+from ragkv.model_places import locate
 from ragkv.runtime import loading_objects, server_file
 from ragkv.runtime.setting_values import FILE_VARIABLE, gather, overlay, toml_values
 
@@ -257,6 +258,7 @@ class EngineOptions:
                 "stored."
             )
             config = replace(config, store=replace(config.store, read_only=True))
+        locate(self.known_home.model)  # a wrong name is told before anything is loaded
         # copying the weights of a large one takes seconds
         with working("loading the model"), loading_objects():
             from ragkv.engine import Engine

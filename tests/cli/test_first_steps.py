@@ -136,3 +136,50 @@ def test_doctor_fails_on_a_damaged_index(run: Run, documents: Path, tmp_path: Pa
     index.write_bytes(b"damaged" * 999)
     ran = run("doctor")
     assert ran.code == 1 and "ingest again" in ran.out.split("\n1. ")[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--model", "no/where/model"), "No model folder at no/where/model"),
+        (("--model", "folder"), "has no config.json and no GGUF file"),
+        (("--model", "noise.gguf"), "is no GGUF file: it begins with b'nois'. It has 8 bytes"),
+        (("--encoding", "klingon"), "unknown encoding 'klingon'"),
+    ],
+)
+def test_a_wrong_name_is_said_before_anything_is_loaded(
+    run: Run, documents: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], said: str
+) -> None:
+    monkeypatch.chdir(documents)
+    Path("noise.gguf").write_bytes(b"noisenoi")
+    Path("folder").mkdir()
+    monkeypatch.delenv("RAGKV_MODEL")
+    monkeypatch.setattr(
+        "ragkv.engine.Engine.from_pretrained", lambda *_, **__: pytest.fail("it loads")
+    )
+    ran = run("ingest", documents / "marl.md", *options)
+    assert ran.code == 1 and said in ran.err
+
+
+def test_passages_of_no_tokens_are_refused(run: Run, documents: Path) -> None:
+    assert run("ingest", documents, "--chunk-tokens", "0").code == 2
+
+
+def test_a_search_needs_no_quotes(run: Run, documents: Path) -> None:
+    assert run("ingest", documents, "--minutes", "0").code == 0
+    assert run("search", "mill", "makes", "paper", "--json").json["query"] == "mill makes paper"
+
+
+def test_where_all_files_fail_the_first_reason_is_said(run: Run, documents: Path) -> None:
+    for file in documents.iterdir():
+        file.write_bytes(b"\xff\xfa bytes")
+    ran = run("ingest", documents, "--minutes", "0")
+    assert ran.code == 1 and "marl.md is not utf-8" in ran.err and "1 more file failed" in ran.err
+
+
+def test_files_that_are_all_gone_are_told(run: Run, documents: Path, tmp_path: Path) -> None:
+    assert run("ingest", documents, "--minutes", "0").code == 0
+    documents.rename(tmp_path / "away")
+    ran = run("ingest", documents, "--minutes", "0")
+    assert ran.code == 1 and "no such file" in ran.err and "--prune" in ran.err
+    assert "2 deleted" in run("ingest", documents, "--prune", "--minutes", "0").out

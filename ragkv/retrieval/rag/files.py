@@ -357,9 +357,10 @@ def nothing_read(paths: Iterable[str | Path], outcomes: Sequence[FileOutcome]) -
     ):
         return None
     failed = [outcome.reason for outcome in outcomes if outcome.status == "failed"]
+    if failed:
+        more = f" {counted(len(failed) - 1, 'more file')} failed." if len(failed) > 1 else ""
+        return f"{failed[0]}{more}"
     where = ", ".join(map(printable, paths))
-    return (
-        failed[0]
-        if len(failed) == 1 == len(outcomes)
-        else f"No documents in {where}. Known: {KNOWN}."
-    )
+    if any(outcome.status == "gone" for outcome in outcomes):
+        return f"All files of {where} are gone; {GONE}."
+    return f"No documents in {where}. Known: {KNOWN}."
