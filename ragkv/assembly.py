@@ -145,7 +145,16 @@ def assembled(
         else:
             with scheduler.computing():
                 prefix = model.prefix(prefix_ids, identity, between)
-            lookup = Lookup(background, block_writer, prefix_blocks, prefix, unused)
+            lookup = Lookup(
+                model.adapter,
+                identity,
+                store,
+                background,
+                block_writer,
+                prefix_blocks,
+                prefix,
+                unused,
+            )
             offloading = _offloading(model, config)
             prefiller = Prefiller(lookup, fusor, scheduler, controller, offloading)
             backend = OwnModel(model, prefiller, config.drafts)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ragkv.fusion.passes import _JointPass
+from ragkv.fusion.passes import _LayerLoop
 
 
 def raising(error: BaseException) -> Callable[..., Any]:
@@ -25,10 +25,10 @@ def os_error(code: int) -> OSError:
 
 def at_each_layer(patch: pytest.MonkeyPatch, act: Callable[[int], object]) -> None:
     """Have `act` called with each layer's number before prompts pass it, in any pass."""
-    run_layer = _JointPass._run_layer
+    run_layer = _LayerLoop._run_layer
 
-    def spy(self: _JointPass, layer: int, prompts: Any) -> Any:
+    def spy(self: _LayerLoop, layer: int, prompts: Any) -> Any:
         act(layer)
         return run_layer(self, layer, prompts)
 
-    patch.setattr(_JointPass, "_run_layer", spy)
+    patch.setattr(_LayerLoop, "_run_layer", spy)

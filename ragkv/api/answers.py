@@ -120,7 +120,8 @@ class Answering:
         prefills: list[ServedPrompt] = []
         answer: Answer | None = None
         tokens = 0
-        options["deadline_s"], options["cancel"] = self.context.remaining_s, self.context.cancelled
+        options["deadline_s"] = self.context.work.left_s()
+        options["cancel"] = self.context.cancelled
         options["on_prefill"] = prefills.append
         events = self.tenant.engine.stream(question, chunks, session, **options)
         try:

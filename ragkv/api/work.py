@@ -20,9 +20,10 @@ from typing import TypeVar
 from anyio import CancelScope, CapacityLimiter, to_thread
 from starlette.requests import Request
 
-from ragkv.errors import CancelledError, DeadlineError
+from ragkv.errors import CancelledError
 from ragkv.runtime import Check, PausingCheck, openmp, release_memory
 from ragkv.runtime.thread_stream import Channel
+from ragkv.scheduling import Work
 
 from .errors import ApiError
 from .settings import QueueConfig
@@ -49,36 +50,16 @@ class WorkContext:
         """`deadline_s` counts from now; `None`: no deadline."""
         self.request = request
         self.cancelled = threading.Event()  # set once the result is no longer needed
+        self.work = Work(self.tenant, deadline_s, self.cancelled)
+        self.check = self.work.check  # long work calls it between batches
         self.waiting = CancelScope()  # in which it waits for a thread
         self.shutting_down = False  # whether it was the server that cancelled the work
         self._loop = asyncio.get_running_loop()
-        self._ends = None if deadline_s is None else time.monotonic() + deadline_s
-        self._deadline_s = deadline_s
 
     @property
     def tenant(self) -> str:
         """The tenant of the request's key; "" without keys."""
         return str(self.request.state.principal.tenant)
-
-    @property
-    def remaining_s(self) -> float | None:
-        """Seconds until the deadline; raises `DeadlineError` if it passed."""
-        if self._ends is None:
-            return None
-        if (remaining := self._ends - time.monotonic()) <= 0:
-            raise DeadlineError(
-                f"The request's deadline of {self._deadline_s:g} s passed; ask for less, or ask "
-                "again."
-            )
-        return remaining
-
-    def check(self) -> None:
-        """Raise `CancelledError` or `DeadlineError` if the work should end. Long work calls it
-        between batches.
-        """
-        if self.cancelled.is_set():
-            raise CancelledError("The request was cancelled.")
-        self.remaining_s  # noqa: B018 - raises
 
     def abandon(self) -> None:
         """Cancel work whose result is no longer needed: at once if it waits for a thread, else at

@@ -187,7 +187,7 @@ class Measuring:
         """
         adapter = self._adapter
         with (
-            self._fusor.prepared(plan, make_selector("first-k"), ratio) as prompt,
+            self._fusor.prepared(replace(plan, ratio=ratio), make_selector("first-k")) as prompt,
             self._scheduler.computing(),
         ):
             adapter.wait_for_device()

@@ -63,17 +63,16 @@ class Fused:
     place_s: float  # rotating stored KV and copying it into place
 
 
-Fusing = Generator[LayerRows, torch.Tensor, Fused]  # yields rows, is sent hidden (1, R, E)
+FuseSteps = Generator[LayerRows, torch.Tensor, Fused]  # yields rows, is sent hidden (1, R, E)
 
 
 class RowChoice:
     """The candidates that a prompt recomputes, chosen before, during or after loading."""
 
-    def __init__(
-        self, plan: Plan, selector: Selector, ratio: float, seed: int, layers: int
-    ) -> None:
+    def __init__(self, plan: Plan, selector: Selector, seed: int, layers: int) -> None:
         """`layers` is the model's number of layers."""
         count = len(plan.candidates)
+        ratio = plan.ratio
         self.wanted = budget(ratio, count)
         self.asks = selector if isinstance(selector, AskingSelector) and self.wanted else None
         self.checks = selector if isinstance(selector, CheckingSelector) and self.wanted else None
@@ -107,7 +106,7 @@ def fuse(
     reader: LayerReader,
     allocate: Callable[[], PromptKV],
     record: Recording | None = None,
-) -> Fusing:
+) -> FuseSteps:
     """Yield the rows of each layer in turn; the caller sends what the layer makes of them.
 
     `allocate` makes KV with room for the prompt and its answer. `record` collects the raw KV of its
@@ -118,31 +117,23 @@ def fuse(
     tables = adapter.rope.tables(length)
     placing = _placing_of(reader)(adapter, tables, choice.loaded, kv, record)
     running = partial(Running, adapter, kv, tables, record)
-    narrowing = None
-
-    placed = choice.asked_layers.stop  # layers that are placed before recompute begins
-    if choice.asks is None:
-        rows = running(plan.token_ids, plan.forced, choice.candidates.positions[choice.first])
-        if choice.checks is not None:
-            narrowing = Narrowing(rows, plan, placing)
-    else:
-        asking = running(*plan.asking(), choice.candidates.positions[choice.first])
-        watch = Watch(plan.question_rows - plan.unasked_rows, length, adapter.device)
-        for layer in range(placed):
-            placing.place(layer, reader.layer(layer))
-            yield from asking.through(layer, watch if layer in choice.asked_layers else None)
-        candidates = sent(choice.candidates.positions, adapter.device)
-        attention = watch.received()[candidates]  # (N,)
-        chosen = candidates[choice.asks.select(choice.candidates, attention, choice.ratio)]
+    forced = plan.forced
+    chosen = choice.candidates.positions[choice.first]
+    asking = None
+    if choice.asks is not None:
+        asking = running(*plan.asking(), chosen)
+        chosen = yield from _asked(choice, choice.asks, plan, asking, placing, reader)
         # Recompute changes nothing for rows before the first candidate. They have passed the placed
         # layers, and join the others there.
-        rows = running(plan.token_ids, plan.forced[plan.leading_rows :], chosen)
-        rows.row_layers = asking.row_layers
+        forced = forced[plan.leading_rows :]
+    rows = running(plan.token_ids, forced, chosen)
+    narrowing = None if choice.checks is None else Narrowing(rows, plan, placing)
 
+    placed = choice.asked_layers.stop  # layers that are placed already
     for layer in range(adapter.layer_count):
         if layer >= placed:
             placing.place(layer, reader.layer(layer))
-        if choice.asks is not None and layer == placed:
+        if asking is not None and layer == placed:
             rows.join(asking, plan.leading_rows)
         if narrowing is not None and layer > 0:
             narrowing.narrow(layer, choice.kept(layer, adapter.layer_count))
@@ -150,8 +141,29 @@ def fuse(
         kv.finish_prefill(layer, length)
 
     kv.length = length
-    rows_by_layer = tuple(rows.by_layer)
-    return Fused(kv, rows.hidden[:, -1:], rows_by_layer, rows.row_layers, placing.seconds)
+    row_layers = rows.row_layers + (asking.row_layers if asking is not None else 0)
+    return Fused(kv, rows.hidden[:, -1:], tuple(rows.by_layer), row_layers, placing.seconds)
+
+
+def _asked(
+    choice: RowChoice,
+    selector: AskingSelector,
+    plan: Plan,
+    asking: "Running",
+    placing: "Placing",
+    reader: LayerReader,
+) -> Generator[LayerRows, torch.Tensor, torch.Tensor]:
+    """Pass the rows of the question through the lower layers, which are placed for it; returns the
+    positions of the candidates that it attends to most.
+    """
+    device = asking.adapter.device
+    watch = Watch(plan.question_rows - plan.unasked_rows, plan.token_ids.numel(), device)
+    for layer in range(choice.asked_layers.stop):
+        placing.place(layer, reader.layer(layer))
+        yield from asking.through(layer, watch if layer in choice.asked_layers else None)
+    candidates = sent(choice.candidates.positions, device)
+    attention = watch.received()[candidates]  # (N,)
+    return candidates[selector.select(choice.candidates, attention, choice.ratio)]
 
 
 class Running:

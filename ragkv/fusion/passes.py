@@ -19,7 +19,7 @@ from ragkv.runtime import Check, no_check
 from ragkv.store import Lease
 
 from .device.staging import StagedReader
-from .fuse import Fused, Fusing, LayerRows, RowChoice, fuse
+from .fuse import Fused, FuseSteps, LayerRows, RowChoice, fuse
 from .pipeline import LayerReader, Readers, Speeds
 from .plan import Plan
 from .selectors import Selector
@@ -48,12 +48,12 @@ class PreparedPrompt:
     """A prompt that is ready for a pass. There it ends with a result or an error."""
 
     def __init__(
-        self, fusing: Fusing, forced: torch.Tensor, reader: LayerReader, rows: int, check: Check
+        self, steps: FuseSteps, forced: torch.Tensor, reader: LayerReader, rows: int, check: Check
     ) -> None:
         """`forced` are positions that no selector chose. `rows` is the most that a layer computes.
         What `check` raises ends this prompt's part.
         """
-        self.fusing = fusing
+        self.steps = steps
         self.forced = forced
         self.reader = reader
         self.rows = rows
@@ -90,7 +90,6 @@ class Fusor:
         self,
         plan: Plan,
         selector: Selector,
-        ratio: float,
         *,
         headroom: int = 0,
         record: Recording | None = None,
@@ -105,7 +104,7 @@ class Fusor:
         """
         adapter = self.adapter
         layers = adapter.layer_count
-        choice = RowChoice(plan, selector, ratio, self.seed, layers)
+        choice = RowChoice(plan, selector, self.seed, layers)
         allocate = partial(new_kv or adapter.new_kv, plan.token_ids.numel() + headroom)
         leases = [span.lease for span in choice.loaded if span.lease is not None]
         ahead = self.read_ahead_layers
@@ -114,9 +113,9 @@ class Fusor:
             rows = plan.forced.numel() + choice.wanted
             ahead = self.speeds.ahead(size, rows * layers, layers, choice.upper_layers)
         reader = self.reader(leases, ahead)
-        fusing = fuse(adapter, plan, choice, reader, allocate, record)
-        with closing(reader), closing(fusing):
-            yield PreparedPrompt(fusing, plan.forced, reader, choice.rows, check)
+        steps = fuse(adapter, plan, choice, reader, allocate, record)
+        with closing(reader), closing(steps):
+            yield PreparedPrompt(steps, plan.forced, reader, choice.rows, check)
 
     def reader(self, leases: Sequence[Lease], ahead: int) -> LayerReader:
         """Begins to read `ahead` layers of the leases."""
@@ -132,7 +131,7 @@ class Fusor:
         called between layers and within long ones, so that other requests may compute.
         """
         try:
-            _JointPass(self.adapter, prompts, pause).run()
+            _LayerLoop(self.adapter, prompts, pause).run()
         except Exception as error:
             left = [one for one in prompts if one.ended is None]
             if len(left) == 1:
@@ -150,7 +149,7 @@ class Fusor:
             self.speeds.add_compute(passed.fused.row_layers, computing_s)
 
 
-class _JointPass:
+class _LayerLoop:
     """Prompts on their way through the layers together."""
 
     def __init__(
@@ -203,7 +202,7 @@ class _JointPass:
         try:
             prompt.check()
             # sending None starts the generator
-            self._rows[prompt] = prompt.fusing.send(hidden)  # type: ignore[arg-type]
+            self._rows[prompt] = prompt.steps.send(hidden)  # type: ignore[arg-type]
         except StopIteration as end:
             self._fused[prompt] = end.value
         except Exception as error:

@@ -18,6 +18,7 @@ from ragkv.store import (
     Lease,
     MemoryLease,
     PrefetchHint,
+    Store,
     conversation_group,
     stored_bytes,
 )
@@ -31,22 +32,15 @@ from .prompt import Prompt, Task
 class Lookup:
     """Finds the stored KV of prompts. Holds no request's state."""
 
-    # what makes the entries of chunks, and where they are stored; it is given every missing one
-    background: BackgroundEncoder
+    adapter: Adapter
+    identity: Identity  # of chunks
+    store: Store  # has the entries of chunks
+    background: BackgroundEncoder  # is given every missing chunk
     block_writer: BlockWriter  # has those of conversations
     prefix_blocks: PrefixBlocks
     prefix: MemoryLease | None  # the KV of the application's prefix, if it has one
     # why stored entries are not reused; the first report of a cache miss has it
     unused_note: str | None = None
-
-    @property
-    def identity(self) -> Identity:
-        """Of chunks."""
-        return self.background.encoder.identity
-
-    @property
-    def _adapter(self) -> Adapter:
-        return self.background.encoder.adapter
 
     def plan(
         self, task: Task, damaged: Container[EntryKey], leases: ExitStack, again: bool = False
@@ -85,7 +79,7 @@ class Lookup:
             earlier=self.prefix_blocks.find(prompt, frequencies)
             if method.reuse == "prefix"
             else (),
-            away=self.background.store.away(),
+            away=self.store.away(),
         )
         if plan.missed and self.unused_note is not None:
             plan = replace(plan, notes=(*plan.notes, self.unused_note))
@@ -110,12 +104,12 @@ class Lookup:
         return PrefetchHint(tuple(entries))
 
     def _hinted(self, identity: Identity, ids: tuple[int, ...], group: str = "") -> HintedEntry:
-        adapter = self._adapter
+        adapter = self.adapter
         size = stored_bytes(identity.codec, len(ids), *adapter.kv_shape, adapter.dtype)
         return HintedEntry(identity, ids, size, group)
 
     def _frequencies(self, prompt: Prompt) -> str:
-        return self._adapter.rope.frequencies(len(prompt.token_ids))
+        return self.adapter.rope.frequencies(len(prompt.token_ids))
 
     def _lease(
         self, prompt: Prompt, run: Span, block: Block | None, damaged: Container[EntryKey]
@@ -129,7 +123,7 @@ class Lookup:
         if run.chunk is not None:
             ids = prompt.stored_ids[run.chunk]
             is_damaged = self.identity.key(ids) in damaged
-            return None if is_damaged else self.background.store.lease(self.identity, ids)
+            return None if is_damaged else self.store.lease(self.identity, ids)
         prefix = self.prefix
         fits = prefix is not None and prefix.info.frequencies == self._frequencies(prompt)
         return prefix if fits else None
@@ -141,7 +135,7 @@ class Lookup:
         """
         info = lease.info
         shape = (info.layers, info.kv_heads, info.head_dim)
-        return lease if shape == self._adapter.kv_shape else None
+        return lease if shape == self.adapter.kv_shape else None
 
 
 def _missed_ids(prompt: Prompt, found: Sequence[Span]) -> dict[int, tuple[int, ...]]:

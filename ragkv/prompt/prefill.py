@@ -89,7 +89,6 @@ class Prefiller:
                 self.fusor.prepared(
                     plan,
                     method.selector,
-                    plan.ratio,
                     headroom=task.prompt.answer_tokens,
                     record=record,
                     check=task.work.check,

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -86,7 +87,9 @@ def prefill(
 ) -> Any:
     """What a pass over the prompt gives."""
     fusor = Fusor(adapter, InlineReaders(), 1, 0)  # type: ignore[arg-type]
-    with fusor.prepared(plan, make_selector(selector), ratio, record=record) as prompt:
+    with fusor.prepared(
+        replace(plan, ratio=ratio), make_selector(selector), record=record
+    ) as prompt:
         fusor.run([prompt], lambda: None)
         return prompt.result()
 
@@ -205,10 +208,12 @@ def test_what_ends_a_prompt_frees_its_pass_at_once() -> None:
     fusor = Fusor(adapter, InlineReaders(), 1, 0)  # type: ignore[arg-type]
     with (
         pytest.raises(ZeroDivisionError),
-        fusor.prepared(plan_of(adapter, 2, ("raw",)), make_selector("none"), 0.3) as prompt,
+        fusor.prepared(
+            replace(plan_of(adapter, 2, ("raw",)), ratio=0.3), make_selector("none")
+        ) as prompt,
     ):
         raise ZeroDivisionError
-    assert prompt.fusing.gi_frame is None
+    assert prompt.steps.gi_frame is None
 
 
 def joint(adapter: Any, plans: Sequence[Plan], selectors: Sequence[str]) -> list[torch.Tensor]:
@@ -216,7 +221,7 @@ def joint(adapter: Any, plans: Sequence[Plan], selectors: Sequence[str]) -> list
     fusor = Fusor(adapter, InlineReaders(), 1, 0)  # type: ignore[arg-type]
     with ExitStack() as stack:
         prompts = [
-            stack.enter_context(fusor.prepared(plan, make_selector(selector), 0.3))
+            stack.enter_context(fusor.prepared(replace(plan, ratio=0.3), make_selector(selector)))
             for plan, selector in zip(plans, selectors, strict=True)
         ]
         fusor.run(prompts, lambda: None)

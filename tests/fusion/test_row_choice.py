@@ -1,5 +1,7 @@
 """How many rows a prompt's selector recomputes, as read-ahead and room for rows count them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -24,4 +26,6 @@ def plan_of() -> Plan:
 def test_a_selector_without_a_ratio_counts_what_it_recomputes(selector: str, wanted: int) -> None:
     plan = plan_of()
     assert isinstance(plan.candidates, Candidates) and len(plan.candidates) == TOKENS
-    assert RowChoice(plan, make_selector(selector), 0.15, 0, layers=4).wanted == wanted
+    assert (
+        RowChoice(replace(plan, ratio=0.15), make_selector(selector), 0, layers=4).wanted == wanted
+    )
