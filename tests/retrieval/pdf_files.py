@@ -3,14 +3,21 @@
 from collections.abc import Sequence
 
 
-def pdf_of(*pages: str, objects: Sequence[str] = (), catalog: str = "", page: str = "") -> bytes:
+def pdf_of(
+    *pages: str,
+    objects: Sequence[str] = (),
+    catalog: str = "",
+    page: str = "",
+    resources: str = "/Properties << /L1 100 0 R >>",
+) -> bytes:
     """Pages with these operators and Helvetica as /F1. `objects` have the numbers 100, 101, ...;
-    the first is the layer /L1. `catalog` and `page` are further entries of their dictionaries.
+    the first is the layer /L1. `catalog`, `page` and `resources` are further entries of their
+    dictionaries.
     """
     count = len(pages)
     kids = " ".join(f"{10 + 2 * i} 0 R" for i in range(count))
     font = "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding >>"
-    resources = "<< /Font << /F1 3 0 R >> /Properties << /L1 100 0 R >> >>"
+    resources = f"<< /Font << /F1 3 0 R >> {resources} >>"
     made = {
         1: f"<< /Type /Catalog /Pages 2 0 R {catalog} >>",
         2: f"<< /Type /Pages /Kids [{kids}] /Count {count} >>",

@@ -5,15 +5,16 @@ PDFium reads the text. It knows what was drawn twice, what a ligature means (Act
 a word is broken at the end of a line. pypdf reads forms, notes, and which layers are off.
 """
 
-import ctypes
 import io
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from ragkv.runtime import counted
 
 from ..reading import FileContent, Loaded, part
+from .layers import Layers, leave_out, raw_entry, without_layers
 from .letters import page_text, unbroken
 
 # PDFium is not made for threads.
@@ -23,6 +24,17 @@ TYPED = "/FreeText"
 NOTES = ("/Text", "/Highlight", "/Underline", "/StrikeOut", "/Squiggly", "/Caret")
 
 
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A file that is read by two libraries."""
+
+    content: FileContent
+    data: bytes  # the file, with hidden layers named
+    reader: Any  # of pypdf
+    pdfium: Any
+    layers: Layers
+
+
 def load_pdf(content: FileContent) -> Loaded:
     """One document; sources name the page."""
     pypdf = content.need("pypdf", "pypdf", "pdf")
@@ -30,11 +42,14 @@ def load_pdf(content: FileContent) -> Loaded:
     lost = list[str]()
     with content.parsing("PDF"):
         reader = pypdf.PdfReader(io.BytesIO(content.data))
-        off = set[str]()
+        layers = Layers({})
+        data = content.data
         with part(lost, "layers"):
-            off = _layers_off(reader)
+            layers = Layers(reader.trailer["/Root"])
+            data = without_layers(pypdf, data, layers) if layers.exist else data
+        opened = _Opened(content, data, reader, pdfium, layers)
         with _PDFIUM:
-            texts = list(content.bounded(_page_texts(content, pdfium, reader, off, lost)))
+            texts = list(content.bounded(_page_texts(opened, lost)))
         pages = unbroken(texts)
         with part(lost, "the form"):
             if fields := "\n".join(content.bounded(_field_values(reader))):
@@ -42,81 +57,49 @@ def load_pdf(content: FileContent) -> Loaded:
     yield content.document(pages, {}, lost)
 
 
-def _page_texts(
-    content: FileContent, pdfium: Any, reader: Any, off: set[str], lost: list[str]
-) -> Iterator[str]:
+def _page_texts(opened: _Opened, lost: list[str]) -> Iterator[str]:
     """The text of each page. The limits are checked before a page's text is extracted, which is the
     slow part.
     """
     inflated = 0
     notes = 0
-    left_out = 0
-    with pdfium.PdfDocument(content.data) as document:
-        for number, (page, beside) in enumerate(zip(document, reader.pages, strict=False), start=1):
+    layers = opened.layers
+    with opened.pdfium.PdfDocument(opened.data) as document:
+        pages = zip(document, opened.reader.pages, strict=False)
+        for number, (page, beside) in enumerate(pages, start=1):
             text = ""
             with part(lost, f"page {number}"):
                 if (stream := beside.get_contents()) is not None:
                     inflated += len(stream.get_data())
-                    content.limits.check(
+                    opened.content.limits.check(
                         "inflated_bytes",
                         inflated,
-                        f"{content.path}: the decompressed size of its pages in bytes",
+                        f"{opened.content.path}: the decompressed size of its pages in bytes",
                     )
-                left_out += _take_out(pdfium, page, off) if off else 0
-                text = page_text(pdfium, page)
-                typed, count = _annotations(beside)
+                if opened.data is not opened.content.data:
+                    layers.told.update(leave_out(opened.pdfium, page))
+                text = page_text(opened.pdfium, page)
+                typed, count = _annotations(beside, layers)
                 text = "\n\n".join(filter(None, (text.strip(), *typed)))
                 notes += count
             page.close()
             yield text
     if notes:
         lost.append(counted(notes, "comment"))
-    if left_out:
-        lost.append(f"layers that are off: {', '.join(sorted(off))}")
+    if layers.told:
+        lost.append(f"layers that are off: {', '.join(sorted(layers.told))}")
 
 
-def _layers_off(reader: Any) -> set[str]:
-    """The names of layers that are not shown when the file is opened."""
-    layers = reader.trailer["/Root"].get("/OCProperties", {})
-    shown = layers.get("/D", {})
-    groups = {one.idnum: one.get_object() for one in layers.get("/OCGs", ())}
-    off = {one.idnum for one in shown.get("/OFF", ())}
-    if shown.get("/BaseState") == "/OFF":
-        off = groups.keys() - {one.idnum for one in shown.get("/ON", ())}
-    hidden = {str(group.get("/Name", "")) for number, group in groups.items() if number in off}
-    visible = {str(group.get("/Name", "")) for number, group in groups.items() if number not in off}
-    return hidden - visible - {""}
-
-
-def _take_out(pdfium: Any, page: Any, off: set[str]) -> int:
-    """Remove what belongs to a layer that is off, and return how many objects that were."""
-    raw = pdfium.raw
-    found = [one for one in page.get_objects(max_depth=1) if _layers_of(raw, one) & off]
-    for one in found:
-        page.remove_obj(one)
-    return len(found)
-
-
-def _layers_of(raw: Any, thing: Any) -> set[str]:
-    names = set[str]()
-    for number in range(raw.FPDFPageObj_CountMarks(thing)):
-        mark = raw.FPDFPageObj_GetMark(thing, number)
-        size = ctypes.c_ulong()
-        raw.FPDFPageObjMark_GetParamStringValue(mark, b"Name", None, 0, size)
-        if size.value:
-            buffer = (ctypes.c_ushort * (size.value // 2 + 1))()
-            raw.FPDFPageObjMark_GetParamStringValue(mark, b"Name", buffer, size.value, size)
-            names.add(bytes(buffer)[: size.value].decode("utf-16-le", "replace").rstrip("\0"))
-    return names
-
-
-def _annotations(page: Any) -> tuple[list[str], int]:
+def _annotations(page: Any, layers: Layers) -> tuple[list[str], int]:
     """The texts that were typed onto a page, and how many comments of readers it has."""
     typed = list[str]()
     notes = 0
     for reference in page.get("/Annots") or ():
         annotation = reference.get_object()
         text = str(annotation.get("/Contents") or "").replace("\r", "\n").strip()
+        if names := layers.hiding(raw_entry(annotation, "/OC")):
+            layers.told.add(names)
+            continue
         if text and annotation.get("/Subtype") == TYPED:
             typed.append(text)
         notes += bool(text and annotation.get("/Subtype") in NOTES)
