@@ -34,7 +34,7 @@ from .prompt.template import template_runs
 from .runtime import is_missing
 from .scheduling import BackgroundTurns, Scheduler
 from .scheduling.encoding import BackgroundEncoder, Encoder
-from .store import Background, Entry, Identity, Store, TierKind
+from .store import Background, Entry, Identity, Store, TierKind, open_store
 
 if TYPE_CHECKING:
     from .model.kcache import Offloading
@@ -184,7 +184,7 @@ def assembled(
 
 def _store(model: SharedModel, config: EngineConfig) -> Store:
     """The store that the config describes, opened."""
-    return Store.open(
+    return open_store(
         config.store,
         page_locked=model.adapter.device.type == "cuda",
         block_tokens=config.session.block_tokens,
@@ -208,7 +208,7 @@ def _block_writer(model: SharedModel, config: EngineConfig, store: Store) -> Blo
     if session.directory is None:
         return BlockWriter(store, base, worker)
     own = replace(settings, directory=session.directory, read_only=False)
-    on_disk = Store.open(own, TierKind.DISK, block_tokens=session.block_tokens)
+    on_disk = open_store(own, TierKind.DISK, block_tokens=session.block_tokens)
     return BlockWriter(on_disk, base, worker, owns_store=True)
 
 

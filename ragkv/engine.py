@@ -203,7 +203,7 @@ class Engine(Closing):
             if session is not None:
                 sessions.check_usable(session)
                 if keeps:
-                    held.enter_context(session.held(request.work))
+                    held.enter_context(session.held(request.work.check))
                 else:
                     sessions.bring_up_to_date(session)
             past = (session.history, session.notes) if session else ()

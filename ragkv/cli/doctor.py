@@ -21,6 +21,7 @@ from ragkv.runtime import (
     crowding_hint,
     load,
 )
+from ragkv.store import open_store
 
 from . import output
 from .options import AsJson, EngineOptions, with_engine_options
@@ -151,7 +152,6 @@ def _home(home: Path) -> dict[str, Any]:
     opened is a problem.
     """
     from ragkv.retrieval import look_into
-    from ragkv.store import Store
     from ragkv.store.writer_lock import check_unlocked
 
     index = dict.fromkeys(("documents", "passages", "embedder"))
@@ -170,7 +170,7 @@ def _home(home: Path) -> dict[str, Any]:
             check_unlocked(home / "kv")
         except StoreLockedError as error:
             problems.append(f"{error.holder} writes to it now, so the counts may change")
-        with Store.open(
+        with open_store(
             StoreConfig(directory=str(home / "kv"), memory_bytes=0, read_only=True)
         ) as store:
             disk = store.stats().tiers[-1]

@@ -14,8 +14,7 @@ import typer
 
 from ragkv.config import RETRIEVER_NAMES, SELECTOR_NAMES, WEIGHTS, EngineConfig
 from ragkv.errors import ConfigError, InputError, StoreLockedError
-from ragkv.home import VARIABLE, KnownHome
-from ragkv.model_places import locate
+from ragkv.home import VARIABLE, KnownHome, locate
 from ragkv.runtime import loading_objects, server_file
 from ragkv.runtime.setting_values import FILE_VARIABLE, gather, overlay, toml_values
 

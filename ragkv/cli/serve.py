@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 
 from ragkv.errors import ConfigError, StoreLockedError
-from ragkv.model_places import locate
+from ragkv.home import locate
 from ragkv.runtime import seconds_of
 from ragkv.store.writer_lock import check_unlocked
 

@@ -27,7 +27,7 @@ class SessionInfo:
     session_id: str
     turns: int
     tokens: int  # of its history
-    stored_bytes: int  # KV of its history that is stored
+    stored_bytes: int  # KV of its history that is stored on this machine
     used_at: float  # seconds since the epoch
     title: str = ""
 

@@ -16,8 +16,7 @@ from ragkv.prompt.history import (
     SessionState,
     merged,
 )
-from ragkv.runtime import acquired, no_check
-from ragkv.scheduling import Work
+from ragkv.runtime import Check, acquired, no_check
 
 if TYPE_CHECKING:
     from .sessions import Sessions
@@ -89,16 +88,18 @@ class Session:
         """
         return self.owner.storage().wait_saved(self, timeout_s)
 
-    def reset(self) -> None:
-        """Delete every turn, and the blocks that no other conversation has."""
-        with self.held():
+    def reset(self, check: Check = no_check) -> None:
+        """Delete every turn, and the blocks that no other conversation has. Like all that changes a
+        conversation it waits for a turn under way, and raises what `check` raises meanwhile.
+        """
+        with self.held(check):
             self.owner.clear(self)
 
-    def delete(self) -> None:
+    def delete(self, check: Check = no_check) -> None:
         """Delete the conversation: its manifest, and its blocks in every tier where no other
         session has them.
         """
-        with self.held():
+        with self.held(check):
             self.owner.delete(self)
 
     def fork(self, session_id: str) -> "Session":
@@ -122,12 +123,12 @@ class Session:
                 self.owner.commit(other, lambda _: replace(past, created_at=now))
         return other
 
-    def rewind(self, turns: int = 1) -> None:
+    def rewind(self, turns: int = 1, check: Check = no_check) -> None:
         """Go back to before the last `turns` turns, to ask again or ask differently.
 
         Raises `InputError` if there are fewer turns, or for more than `REWINDABLE`.
         """
-        with self.held():
+        with self.held(check):
             past = self.state.turns
             began = past[-turns].began if 1 <= turns <= len(past) else None
             if began is None:
@@ -163,9 +164,9 @@ class Session:
             )
 
     @contextmanager
-    def held(self, work: Work | None = None) -> Iterator[None]:
-        """Hold the session, and bring it up to date. Raises what `work` raises while this thread
-        waits for it.
+    def held(self, check: Check = no_check) -> Iterator[None]:
+        """Hold the session, and bring it up to date. Raises what `check` raises while this
+        thread waits for it.
 
         Raises `InputError` if the session was deleted, or if this thread holds it already: it would
         wait for itself.
@@ -175,7 +176,7 @@ class Session:
                 f"Session {self.session_id!r} has an answer under way on this thread: finish or "
                 "close its stream first."
             )
-        with acquired(self.lock, no_check if work is None else work.check):
+        with acquired(self.lock, check):
             self.check_exists()
             self._thread = threading.get_ident()
             try:

@@ -1,4 +1,4 @@
-"""Loading a model and its tokenizer from where `model_places.py` says that they are."""
+"""Loading a model and its tokenizer from where `home.py` says that they are."""
 
 import importlib
 import os
@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 
 from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
-from ragkv.model_places import locate
+from ragkv.home import locate
 
 from .cpu import int4, int8
 from .gguf_files import GRIDS, unpacked

@@ -2,7 +2,8 @@
 
 Nothing is looked up, opened or changed here. `wanted` gives each run of the prompt the state that
 it should have, by its place. `lookup.py` gives those that are stored their leases, and `plan_of`
-makes the plan. Only this file decides which spans are exact.
+makes the plan. Only this file decides which spans are exact, with `prefix_blocks.py` for the blocks of
+earlier prompts.
 """
 
 from collections import Counter
@@ -19,6 +20,7 @@ from ragkv.fusion import Plan, Span, SpanKind, SpanState
 from ragkv.prompt.history import Block, exact_blocks
 from ragkv.store import Lease, ids_digest
 
+from .prefix_blocks import reusing
 from .prompt import Prompt
 
 # The first tokens of the prompt's first chunk are computed in place. There they are the prompt's
@@ -157,7 +159,7 @@ def plan_of(
         else:
             spans += _stored_chunk(span, span.lease, frequencies, prompt.own_prefix)
     if earlier:
-        spans = _reusing_earlier_prompts(spans, earlier, prompt.body_start)
+        spans = reusing(spans, earlier, prompt.body_start)
     notes = (*_lost_notes(prompt, lost), *_away_notes(method, away, missed))
     return Plan.of(torch.tensor(prompt.token_ids), spans, missed, tuple(lost), notes)
 
@@ -190,28 +192,6 @@ def _stored_chunk(span: Span, lease: Lease, frequencies: str, own_prefix: bool) 
         cut = span.start + LEADING_TOKENS
         yield replace(computed, stop=cut)
         yield replace(fused, start=cut, offset=span.offset + LEADING_TOKENS)
-
-
-def _reusing_earlier_prompts(
-    spans: Sequence[Span], blocks: Sequence[Lease], start: int
-) -> list[Span]:
-    """`spans` with the tokens that `blocks` hold, from position `start` on, reused exactly."""
-    changed: list[Span] = []
-    places = []
-    for lease in blocks:
-        places.append((start, start + len(lease.info.token_ids), lease))
-        start = places[-1][1]
-    for span in spans:
-        at = span.start
-        for low, high, lease in places if span.state is SpanState.COMPUTED else ():
-            if max(low, at) < min(high, span.stop):
-                stop = min(high, span.stop)
-                exact = replace(span, start=at, stop=stop, state=SpanState.EXACT, lease=lease)
-                changed.append(replace(exact, offset=at - low, why=None))
-                at = stop
-        if at < span.stop:
-            changed.append(replace(span, start=at))
-    return changed
 
 
 def _lost_notes(prompt: Prompt, lost: Mapping[int, str]) -> Iterator[str]:

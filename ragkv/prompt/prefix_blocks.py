@@ -8,13 +8,14 @@ first.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from ragkv.fusion import Span, SpanState
 from ragkv.model import Recording
 from ragkv.prompt.history import Chain
-from ragkv.store import Entry, EntryInfo, Identity, MemoryLease
+from ragkv.store import Entry, EntryInfo, Identity, Lease, MemoryLease
 
 from .prompt import Prompt
 
@@ -90,6 +91,26 @@ class PrefixBlocks:
             while self._used_bytes > self.capacity_bytes and self._entries:
                 _, dropped = self._entries.popitem(last=False)
                 self._used_bytes -= dropped.info.size_bytes
+
+
+def reusing(spans: Sequence[Span], blocks: Sequence[Lease], start: int) -> list[Span]:
+    """`spans` with the tokens that `blocks` hold, from position `start` on, reused exactly."""
+    changed: list[Span] = []
+    places = []
+    for lease in blocks:
+        places.append((start, start + len(lease.info.token_ids), lease))
+        start = places[-1][1]
+    for span in spans:
+        at = span.start
+        for low, high, lease in places if span.state is SpanState.COMPUTED else ():
+            if max(low, at) < min(high, span.stop):
+                stop = min(high, span.stop)
+                exact = replace(span, start=at, stop=stop, state=SpanState.EXACT, lease=lease)
+                changed.append(replace(exact, offset=at - low, why=None))
+                at = stop
+        if at < span.stop:
+            changed.append(replace(span, start=at))
+    return changed
 
 
 def _names(prompt: Prompt, frequencies: str) -> Iterator[tuple[str, int, tuple[int, ...]]]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         ids_digest,
     )
     from .job_queue import Background, Job
-    from .opening import kinds_of
+    from .opening import kinds_of, open_store
     from .prefetch import HintedEntry, Prefetcher, PrefetchHint
     from .store import Store
     from .tiers import (
@@ -80,6 +80,7 @@ __all__ = [
     "Prefetcher",
     "RemoteStats",
     "Store",
+    "open_store",
     "StoreStats",
     "Tier",
     "TierKind",

@@ -1,4 +1,4 @@
-"""Opens the tiers that the settings ask for.
+"""Opens the store that the settings ask for, and its tiers.
 
 A line of `TIERS` is all that the store knows of a tier: which setting asks for it, and what opens
 it. The tier's file is imported only then, by name. So a tier of a package above this one
@@ -12,10 +12,11 @@ from typing import NamedTuple
 from ragkv.config import StoreConfig
 
 from .policies import Policy, PolicySettings, make_policy
+from .store import Store
 from .tiers import DiskTier, MemoryTier, ReadOnlyDiskTier, Tier, TierKind
 
 
-class TierEntry(NamedTuple):
+class TierRow(NamedTuple):
     """One kind of tier."""
 
     setting: str  # of `StoreConfig`; the tier is there if it is neither 0 nor None
@@ -32,16 +33,36 @@ class TierRequest(NamedTuple):
 
 # By kind, fastest first: promotions go up, writes go down.
 TIERS = {
-    TierKind.MEMORY: TierEntry("memory_bytes", "ragkv.store.opening:open_memory"),
-    TierKind.DISK: TierEntry("directory", "ragkv.store.opening:open_disk"),
-    TierKind.REDIS: TierEntry("redis", "ragkv.cluster:open_redis"),
-    TierKind.S3: TierEntry("s3", "ragkv.cluster:open_s3"),
+    TierKind.MEMORY: TierRow("memory_bytes", "ragkv.store.opening:open_memory"),
+    TierKind.DISK: TierRow("directory", "ragkv.store.opening:open_disk"),
+    TierKind.REDIS: TierRow("redis", "ragkv.cluster:open_redis"),
+    TierKind.S3: TierRow("s3", "ragkv.cluster:open_s3"),
 }
 
 
 def kinds_of(config: StoreConfig) -> tuple[TierKind, ...]:
     """The tiers that `config` asks for, fastest first."""
     return tuple(kind for kind, tier in TIERS.items() if getattr(config, tier.setting))
+
+
+def open_store(
+    config: StoreConfig,
+    *kinds: TierKind,
+    page_locked: bool = False,
+    block_tokens: int = 256,
+) -> Store:
+    """The store that `config` describes, or only its tiers of some kinds.
+
+    A read-only store has its own memory tier, and may serve from it what the writer has deleted
+    since. Raises `StoreLockedError`, `StoreError`, `ConfigError` or `MissingExtraError`. Connects to
+    no remote server yet.
+    """
+    return Store(
+        open_tiers(config, page_locked, block_tokens, *kinds),
+        write_buffer_bytes=config.write_buffer_bytes,
+        page_locked=page_locked,
+        prefetch=config.prefetch,
+    )
 
 
 def open_tiers(

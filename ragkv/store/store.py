@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Sequence
 from functools import partial
 
-from ragkv.config import StoreConfig
 from ragkv.runtime import Closing
 
 from .contents import Contents, StoreStats, deleted_everywhere
@@ -23,7 +22,6 @@ from .copying import TierCopies, or_none
 from .durable import DurableTiers
 from .entry import EncodedEntry, Entry, EntryKey, Identity
 from .limits import StoreLimits
-from .opening import open_tiers
 from .policies import TurnSize
 from .prefetch import Prefetcher
 from .tiers import Lease, MemoryLease, Tier, TierKind
@@ -60,27 +58,6 @@ class Store(Closing):
         # it still saves.
         self._at_exit = weakref.finalize(self, self.close)
 
-    @classmethod
-    def open(
-        cls,
-        config: StoreConfig,
-        *kinds: TierKind,
-        page_locked: bool = False,
-        block_tokens: int = 256,
-    ) -> "Store":
-        """The store that `config` describes (`opening.py`), or only its tiers of some kinds.
-
-        A read-only store has its own memory tier, and may serve from it what the writer has deleted
-        since. Raises `StoreLockedError`, `StoreError`, `ConfigError` or `MissingExtraError`.
-        Connects to no remote server yet.
-        """
-        return cls(
-            open_tiers(config, page_locked, block_tokens, *kinds),
-            write_buffer_bytes=config.write_buffer_bytes,
-            page_locked=page_locked,
-            prefetch=config.prefetch,
-        )
-
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
         """Pin and open the entry of these tokens in the fastest tier that has it, or `None`.
 
@@ -100,10 +77,12 @@ class Store(Closing):
             return MemoryLease(waiting)
         return None
 
-    def contains(self, key: EntryKey) -> bool:
-        """Whether `key` is in a tier or waits to be written. Does not count as a use."""
+    def contains(self, key: EntryKey, *, here: bool = False) -> bool:
+        """Whether `key` is in a tier, or on this machine if only `here`, or waits to be written.
+        Does not count as a use. A remote tier is asked over the network.
+        """
         return self._copies.waiting(key) is not None or any(
-            tier.contains(key) for tier in self.tiers
+            tier.contains(key) for tier in self.tiers if not (here and tier.is_remote)
         )
 
     def put(self, entry: Entry, wait_s: float = 0.0) -> None:

@@ -7,13 +7,13 @@ import pytest
 
 from ragkv.config import StoreConfig
 from ragkv.retrieval.rag import Rag
-from ragkv.store import Store
+from ragkv.store import open_store
 
 from .conftest import Run
 
 
 def entries(home: Path) -> int:
-    with Store.open(
+    with open_store(
         StoreConfig(directory=str(home / "kv"), memory_bytes=0, read_only=True)
     ) as store:
         return len(list(store.contents.infos()))

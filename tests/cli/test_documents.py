@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ragkv.config import StoreConfig
-from ragkv.store import Store
+from ragkv.store import open_store
 
 from .conftest import Run
 from .test_commands import entries
@@ -87,6 +87,6 @@ def test_search_applies_filters_and_says_if_nothing_matches(run: Run) -> None:
 
 @pytest.mark.usefixtures("ingested")
 def test_search_and_docs_read_a_home_that_another_process_writes(run: Run, tmp_path: Path) -> None:
-    with Store.open(StoreConfig(directory=str(tmp_path / "home" / "kv"))):
+    with open_store(StoreConfig(directory=str(tmp_path / "home" / "kv"))):
         for command in (("search", "mill"), ("docs", "list"), ("docs", "show", "7")):
             assert run(*command).code == 0

@@ -6,7 +6,7 @@ from typing import Any
 
 from ragkv.cluster import RemoteTier
 from ragkv.config import RedisConfig, S3Config, StoreConfig
-from ragkv.store import Store, Tier, TierKind, TierStats
+from ragkv.store import Store, Tier, TierKind, TierStats, open_store
 from ragkv.store.opening import open_tiers
 from tests.store.entries import IDENTITY, ids_of, make_entry, read_all, same
 
@@ -51,7 +51,7 @@ def remote_tier(server: RedisServer | S3Server, **changes: Any) -> RemoteTier:
 
 def redis_store(config: RedisConfig, **changes: Any) -> Store:
     """A store of a Redis tier alone."""
-    return Store.open(StoreConfig(**{"memory_bytes": 0, "redis": config, **changes}))
+    return open_store(StoreConfig(**{"memory_bytes": 0, "redis": config, **changes}))
 
 
 def redis_tier_of(store: Store) -> RemoteTier:

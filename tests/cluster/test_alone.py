@@ -10,13 +10,14 @@ from tests.reader import READER
 
 PROGRAM = """
 import sys
+from ragkv.store import open_store
 from ragkv.config import EngineConfig, RedisConfig, StoreConfig
 from ragkv.retrieval.rag import Rag
 from ragkv.store import Store
 
 home, model, url = sys.argv[1:]
 if url:
-    Store.open(StoreConfig(redis=RedisConfig(url=url))).close()
+    open_store(StoreConfig(redis=RedisConfig(url=url))).close()
 else:
     with Rag.open(home, model, embedder=None) as rag:
         rag.ingest([home + "/text.txt"])

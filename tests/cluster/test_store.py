@@ -37,7 +37,7 @@ KINDS = (TierKind.MEMORY, TierKind.DISK, TierKind.REDIS, TierKind.S3)
 
 def open_store(directory: Path | None, **changes: Any) -> Store:
     place = None if directory is None else str(directory)
-    return Store.open(StoreConfig(**{"directory": place, "memory_bytes": 10**6, **changes}))
+    return open_store(StoreConfig(**{"directory": place, "memory_bytes": 10**6, **changes}))
 
 
 @pytest.fixture

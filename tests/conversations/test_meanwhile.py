@@ -8,6 +8,7 @@ import pytest
 from ragkv import Engine
 from ragkv.conversations.history_blocks import HistoryBlocks
 from ragkv.conversations.sessions import Sessions
+from ragkv.errors import CancelledError
 from ragkv.prompt.history import BlockWriter
 from tests.scheduling.helpers import begin
 
@@ -122,3 +123,40 @@ def test_a_save_waits_for_a_deletion_only_as_long_as_it_may(engine: Engine) -> N
     assert not conversations.blocks.save(block, kv, "s", 0.01)
     conversations.blocks._dropping.clear()
     assert conversations.blocks.save(block, kv, "s", 0.0)
+
+
+@pytest.mark.parametrize("change", ["delete", "reset", "rewind"])
+def test_who_waits_to_change_a_conversation_may_give_up(engine: Engine, change: str) -> None:
+    session = talk(engine, turns=1)
+    stream = engine.stream(question(1), session=session, max_new_tokens=4, min_new_tokens=4)
+    next(stream)
+    gave_up = threading.Event()
+
+    def give_up() -> None:
+        gave_up.set()
+        raise CancelledError("The client left.")
+
+    def wait() -> None:
+        with pytest.raises(CancelledError):
+            getattr(session, change)(check=give_up)
+
+    waiting = begin(wait)
+    assert gave_up.wait(30)
+    waiting.join(30)
+    assert not waiting.is_alive()
+    list(stream)
+    assert session.turns == 2
+
+
+def test_a_list_of_conversations_asks_no_server_for_their_blocks(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk(engine, turns=1)
+    engine.flush()
+    (before,) = engine.conversations.list()
+    tier = engine.store.tiers[-1]
+    monkeypatch.setattr(type(tier), "is_remote", True)
+    monkeypatch.setattr(type(tier), "contains", lambda *_: pytest.fail("it was asked"))
+    (after,) = engine.conversations.list()
+    assert (before.turns, after.turns) == (1, 1)
+    assert after.stored_bytes <= before.stored_bytes

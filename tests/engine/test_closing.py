@@ -11,8 +11,8 @@ import pytest
 
 from ragkv import Engine, EngineConfig, SessionConfig, StoreConfig
 from ragkv.errors import StoreLockedError
-from ragkv.store import Store
-from ragkv.store.opening import TIERS, TierEntry, TierKind
+from ragkv.store import open_store
+from ragkv.store.opening import TIERS, TierKind, TierRow
 from tests import tiny_models
 from tests.engine.helpers import A, engine_of
 from tests.faults import raising
@@ -24,7 +24,7 @@ def test_an_engine_that_cannot_be_built_leaves_its_directory_open_to_others(
     own, taken = str(tmp_path / "own"), str(tmp_path / "taken")
     model = tiny_models.model("llama")
     config = EngineConfig(store=StoreConfig(directory=own), session=SessionConfig(directory=taken))
-    with Store.open(StoreConfig(directory=taken)), pytest.raises(StoreLockedError, match="taken"):
+    with open_store(StoreConfig(directory=taken)), pytest.raises(StoreLockedError, match="taken"):
         Engine(model, config=config)
     Engine(model, config=config).close()
 
@@ -37,11 +37,11 @@ def test_an_engine_whose_answers_cannot_be_made_closes_its_store_and_not_a_calle
     refused = raising(RuntimeError("no backend"))
     with pytest.raises(RuntimeError, match="no backend"):
         Engine(model, config=config, backend=refused)
-    with Store.open(config.store) as store:
+    with open_store(config.store) as store:
         with pytest.raises(RuntimeError, match="no backend"):
             Engine(model, config=config, backend=refused, store=store)
         with pytest.raises(StoreLockedError):
-            Store.open(config.store)
+            open_store(config.store)
 
 
 def test_a_tier_that_cannot_be_opened_leaves_no_other_open(
@@ -49,10 +49,10 @@ def test_a_tier_that_cannot_be_opened_leaves_no_other_open(
 ) -> None:
     config = StoreConfig(directory=str(tmp_path))
     kinds = (TierKind.DISK, TierKind.S3)
-    monkeypatch.setitem(TIERS, TierKind.S3, TierEntry("s3", f"{__name__}:refusing"))
+    monkeypatch.setitem(TIERS, TierKind.S3, TierRow("s3", f"{__name__}:refusing"))
     with pytest.raises(RuntimeError, match="no server"):
-        Store.open(config, *kinds)
-    Store.open(config).close()
+        open_store(config, *kinds)
+    open_store(config).close()
 
 
 refusing = raising(RuntimeError("no server"))
@@ -66,7 +66,7 @@ def test_a_part_that_fails_to_close_keeps_no_other_open(
     monkeypatch.setattr(engine.conversations, "close", raising(OSError("no space")))
     with pytest.raises(OSError, match="no space"):
         engine.close()
-    Store.open(config).close()
+    open_store(config).close()
 
 
 def test_an_engine_that_is_closed_on_its_own_encoder_thread_gives_its_directory_back(
@@ -89,7 +89,7 @@ def test_an_engine_that_is_closed_on_its_own_encoder_thread_gives_its_directory_
         if thread.name == "ragkv-closer":
             thread.join(60)
     assert encoder_thread == ["ragkv-encoder"]
-    Store.open(config).close()
+    open_store(config).close()
 
 
 AT_EXIT = """
@@ -100,7 +100,7 @@ weakref.finalize(first, int)  # so that finalizers run at the end of the process
 from ragkv.config import StoreConfig
 from ragkv.store import Store
 from tests.store.entries import make_entry
-store = Store.open(StoreConfig(directory=sys.argv[1]))
+store = open_store(StoreConfig(directory=sys.argv[1]))
 owner = Owner()
 weakref.finalize(owner, lambda: (store.put(make_entry(1)), store.close()))
 """

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragkv.config import CODEC_NAMES, StoreConfig
-from ragkv.store import CODECS, Entry, Store
+from ragkv.store import CODECS, Entry, open_store
 from ragkv.store.codecs import RAW, Codec, Int8Codec
 from ragkv.store.entry import EncodedEntry
 from ragkv.store.record import OtherVersionError, read_head, record_of
@@ -177,11 +177,11 @@ def test_a_store_serves_its_codec_from_every_tier_and_after_a_restart(
     identity = with_codec(name)
     entry = make_entry(1, tokens=64, identity=identity)
     config = StoreConfig(directory=str(tmp_path), codec=name)
-    with Store.open(config) as store:
+    with open_store(config) as store:
         store.put(entry)
         assert served(store, entry)  # from memory
     for _ in range(2):
-        with Store.open(config) as store:
+        with open_store(config) as store:
             assert served(store, entry)  # from disk
             store.flush()
             memory, disk = store.stats().tiers

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from benchmarks.simulate import ALL_POLICIES, SIMULATOR_ONLY, make_any_policy
 from ragkv.config import EngineConfig, StoreConfig
 from ragkv.errors import ConfigError
-from ragkv.store import Policy, Store, make_policy
+from ragkv.store import Policy, make_policy, open_store
 from ragkv.store.policies import PolicySettings, TurnSize
 from ragkv.store.policies.conversation_model import RECENT_GAPS, Departed, ReturnGaps
 
@@ -111,7 +111,7 @@ def test_a_store_converts_the_token_threshold_of_its_policies_to_blocks(
         return make_policy(name, settings)
 
     monkeypatch.setattr("ragkv.store.opening.make_policy", make)
-    Store.open(
+    open_store(
         StoreConfig(policy="t-lru", xi_tokens=1000, memory_bytes=10**6), block_tokens=64
     ).close()
     assert given == [PolicySettings(xi_blocks=15, block_tokens=64)]

@@ -24,6 +24,7 @@ from ragkv.store import (
     Store,
     TierKind,
     make_policy,
+    opening,
 )
 from ragkv.store.entry import EncodedEntry
 from ragkv.store.policies import Cut, PolicySettings
@@ -145,7 +146,7 @@ def test_an_entry_that_waits_to_be_written_is_fetched_from_the_write_buffer(
 
 
 def test_prefetching_can_be_switched_off(tmp_path: Path) -> None:
-    with Store.open(StoreConfig(directory=str(tmp_path), prefetch=False)) as store:
+    with opening.open_store(StoreConfig(directory=str(tmp_path), prefetch=False)) as store:
         store.tiers[1].put(make_entry(1))
         store.prefetcher.queued(hint_of(1))
         time.sleep(0.1)

@@ -21,6 +21,7 @@ from ragkv.store import (
     Store,
     TierKind,
     deleted_everywhere,
+    open_store,
 )
 from tests.store.fakes import HeldWrites, WrappedTier
 
@@ -38,7 +39,7 @@ def config(directory: Path | None, **changes: object) -> StoreConfig:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(config(tmp_path)) as opened:
+    with open_store(config(tmp_path)) as opened:
         yield opened
 
 
@@ -75,14 +76,14 @@ def test_what_was_stored_before_a_placement_is_placed_by_it(store: Store) -> Non
 
 
 def test_an_entry_that_no_tier_below_has_stays_in_memory() -> None:
-    with Store.open(config(None)) as store:
+    with open_store(config(None)) as store:
         store.put(make_entry(1))
         store.limits.place_by(lambda *_: False)
         assert kind_of_hit(store, 1) is TierKind.MEMORY
 
 
 def test_every_entry_reaches_the_disk_even_if_memory_is_small(tmp_path: Path) -> None:
-    with Store.open(config(tmp_path, memory_bytes=2 * ENTRY_BYTES)) as store:
+    with open_store(config(tmp_path, memory_bytes=2 * ENTRY_BYTES)) as store:
         for number in range(20):
             store.put(make_entry(number))
         store.flush()
@@ -174,9 +175,9 @@ def test_an_entry_is_not_copied_up_after_a_deletion_that_failed_in_another_tier(
 
 
 def test_a_lease_closed_after_a_deletion_does_not_bring_the_entry_back(tmp_path: Path) -> None:
-    with Store.open(config(tmp_path)) as store:
+    with open_store(config(tmp_path)) as store:
         store.durable.put(make_entry(1))
-    with Store.open(config(tmp_path)) as store:
+    with open_store(config(tmp_path)) as store:
         lease = leased(store, make_entry(1))
         store.delete(make_entry(1).info.key)
         lease.close()
@@ -189,10 +190,10 @@ def test_a_hit_is_copied_up_unless_more_was_deleted_since_than_is_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ragkv.store.copying.REMEMBERED", 2)
-    with Store.open(config(tmp_path)) as store:
+    with open_store(config(tmp_path)) as store:
         store.durable.put(make_entry(1))
     for deletions, copied in ((2, 1), (3, 0)):
-        with Store.open(config(tmp_path)) as store:
+        with open_store(config(tmp_path)) as store:
             with leased(store, make_entry(1)):
                 for number in range(deletions):  # of other entries
                     store.delete(make_entry(10 + number).info.key)
@@ -218,7 +219,7 @@ def test_a_read_only_store_reads_next_to_its_writer_and_refuses_to_write(
     store: Store, tmp_path: Path
 ) -> None:
     store.durable.put(make_entry(1))
-    with Store.open(config(tmp_path, read_only=True)) as reader:
+    with open_store(config(tmp_path, read_only=True)) as reader:
         store.durable.put(make_entry(2))
         assert all(served(reader, number) for number in (1, 2))
         reader.put(make_entry(3))  # stored in the reader's own memory
@@ -232,7 +233,7 @@ def test_a_read_only_store_reads_next_to_its_writer_and_refuses_to_write(
                 write()
         store.delete(make_entry(1).info.key)
         store.delete(make_entry(2).info.key)
-    with Store.open(config(tmp_path, read_only=True)) as reader:
+    with open_store(config(tmp_path, read_only=True)) as reader:
         assert not served(reader, 1)
 
 
@@ -259,13 +260,13 @@ def test_a_failing_tier_is_a_miss_and_fails_no_request(
 
 
 def test_closing_twice_is_harmless_and_writes_waiting_entries(tmp_path: Path) -> None:
-    store = Store.open(config(tmp_path))
+    store = open_store(config(tmp_path))
     for number in range(5):
         store.put(make_entry(number))
     store.close()
     store.close()
     store.put(make_entry(9))  # a put after closing is not an error
-    with Store.open(config(tmp_path)) as again:
+    with open_store(config(tmp_path)) as again:
         assert again.stats().tiers[1].entries == 5
 
 
@@ -274,7 +275,7 @@ def test_closing_twice_is_harmless_and_writes_waiting_entries(tmp_path: Path) ->
 def test_entries_are_page_locked_for_cuda_and_counted_as_allocated(tmp_path: Path) -> None:
     entry = make_entry(1)
     on_device = Entry(entry.info, entry.kv.cuda())
-    with Store.open(config(tmp_path), page_locked=True) as store:
+    with open_store(config(tmp_path), page_locked=True) as store:
         store.put(on_device)
         with leased(store, make_entry(1)) as lease:
             assert lease.read_layer(0).is_pinned()

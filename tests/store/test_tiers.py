@@ -10,9 +10,19 @@ import pytest
 import torch
 
 from ragkv.config import CODEC_NAMES, StoreConfig
-from ragkv.store import LRU, DiskTier, Entry, Identity, MemoryTier, Store, Tier, TierKind
+from ragkv.store import (
+    LRU,
+    DiskTier,
+    Entry,
+    Identity,
+    MemoryTier,
+    Store,
+    Tier,
+    TierKind,
+    open_store,
+)
 from ragkv.store.entry import EncodedEntry
-from ragkv.store.opening import TIERS, TierEntry
+from ragkv.store.opening import TIERS, TierRow
 from tests.cluster.helpers import counted, remote_tier
 
 from .entries import (
@@ -376,10 +386,10 @@ def test_a_tier_of_one_file_and_one_line_is_opened_from_settings_and_takes_its_p
     """The recipe of docs/extending.md: nothing else has to know the toy tier. Here it takes the
     place of the disk.
     """
-    line = TierEntry("directory", "tests.store.toy_tier:open_toy")
+    line = TierRow("directory", "tests.store.toy_tier:open_toy")
     monkeypatch.setitem(TIERS, TierKind.DISK, line)
     config = StoreConfig(directory=str(tmp_path), memory_bytes=2 * make_entry().size_bytes)
-    with Store.open(config) as store:
+    with open_store(config) as store:
         memory, toy = store.tiers
         assert isinstance(toy, ToyTier)
         for number in range(5):  # written in the background

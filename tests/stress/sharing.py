@@ -6,7 +6,7 @@ import itertools
 import random
 
 from ragkv.config import RedisConfig, StoreConfig
-from ragkv.store import Store
+from ragkv.store import open_store
 from tests.store.entries import served
 
 from .writing import entry_of
@@ -23,7 +23,7 @@ def config_of(url: str, prefix: str) -> StoreConfig:
 def use_for_ever(url: str, prefix: str, seed: int) -> None:
     """Ends with an error if wrong bytes are served."""
     choose = random.Random(seed)
-    with Store.open(config_of(url, prefix)) as store:
+    with open_store(config_of(url, prefix)) as store:
         for _ in itertools.count():
             entry = entry_of(choose.randrange(NUMBERS))
             action = choose.random()

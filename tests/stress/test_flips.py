@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ragkv.config import CODEC_NAMES
-from ragkv.store import EntryKey, Store
+from ragkv.store import EntryKey, open_store
 from tests.store.entries import IDENTITY, ids_of, make_entry, served, with_codec
 
 from .writing import config_of
@@ -30,7 +30,7 @@ def try_one(directory: Path, choose: random.Random, log: pytest.LogCaptureFixtur
     path = choose.choice(sorted(directory.glob("entries/*/*")))
     flip(path, choose)
     log.clear()
-    with Store.open(config_of(directory)) as store:
+    with open_store(config_of(directory)) as store:
         (missing,) = (entry for entry in ENTRIES if not served(store, entry))
         assert missing.info.key == EntryKey.from_text(path.stem)
         assert store.stats().tiers[0].damaged == 1
@@ -46,7 +46,7 @@ def test_wrong_bytes_are_never_served_after_bit_flips(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, flips: int
 ) -> None:
     choose = random.Random(flips)
-    with Store.open(config_of(tmp_path)) as store:
+    with open_store(config_of(tmp_path)) as store:
         for entry in ENTRIES:
             assert store.durable.put(entry)
     with caplog.at_level(logging.WARNING, "ragkv"):
@@ -56,7 +56,7 @@ def test_wrong_bytes_are_never_served_after_bit_flips(
 
 def test_the_next_read_of_an_open_store_detects_a_flip(tmp_path: Path) -> None:
     choose = random.Random(1)
-    with Store.open(config_of(tmp_path)) as store:
+    with open_store(config_of(tmp_path)) as store:
         for _ in range(50):
             assert store.durable.put(ENTRIES[0])
             (path,) = tmp_path.glob("entries/*/*")

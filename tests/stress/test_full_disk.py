@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ragkv.store import Store
+from ragkv.store import open_store
 from tests.small_disk import fill, small_disk
 from tests.store.entries import make_entry, served
 
@@ -26,7 +26,7 @@ def test_a_full_disk_loses_no_entry_and_recovers_after_deletions(
 ) -> None:
     # 80 KiB each: 40 do not fit
     entries = [make_entry(number, tokens=1000) for number in range(40)]
-    with Store.open(config_of(small)) as store:
+    with open_store(config_of(small)) as store:
         stored = [entry for entry in entries if store.durable.put(entry)]
         assert 5 < len(stored) < 40
         assert caplog.text.count("No space left") == 1
@@ -41,15 +41,15 @@ def test_a_full_disk_loses_no_entry_and_recovers_after_deletions(
         store.delete(stored[1].info.key)
         assert store.durable.put(refused)
         assert served(store, refused)
-    with Store.open(config_of(small)) as store:
+    with open_store(config_of(small)) as store:
         assert all(served(store, entry) for entry in [refused, *stored[2:]])
 
 
 def test_a_store_on_a_full_disk_opens_serves_and_deletes(small: Path) -> None:
-    with Store.open(config_of(small)) as store:
+    with open_store(config_of(small)) as store:
         assert store.durable.put(make_entry(1))
     fill(small)
-    with Store.open(config_of(small)) as store:
+    with open_store(config_of(small)) as store:
         assert served(store, make_entry(1))
         assert not store.durable.put(make_entry(2, tokens=1000))
         assert store.delete(make_entry(1).info.key)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ragkv.store import Store
+from ragkv.store import open_store
 from tests.scheduling.helpers import until
 from tests.store.entries import digest, make_entry, read_all
 
@@ -68,7 +68,7 @@ def check_after_kill(directory: Path, journal: Path, counts: collections.Counter
     deleted = {int(line.split()[1]) for line in lines if line.startswith("deleted ")}
     deleting = {int(line.split()[1]) for line in lines if line.startswith("deleting ")}
     counts["orphans in tmp"] += sum(1 for _ in directory.glob("tmp/*"))
-    with Store.open(config_of(directory)) as store:
+    with open_store(config_of(directory)) as store:
         served = set()
         for info in list(store.contents.infos()):
             lease = store.lease(info.identity, info.token_ids)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ragkv.errors import StoreLockedError
-from ragkv.store import Store
+from ragkv.store import open_store
 from tests.scheduling.helpers import until
 from tests.store.entries import digest, read_all
 
@@ -26,9 +26,9 @@ def test_a_second_process_is_refused_as_writer_and_can_read_next_to_it(tmp_path:
     until(lambda: journal.exists() and "stored" in journal.read_text())
     try:
         with pytest.raises(StoreLockedError, match=rf"another process \(pid {child.pid} on "):
-            Store.open(config_of(directory))
+            open_store(config_of(directory))
         served = 0
-        with Store.open(config_of(directory, read_only=True)) as reader:
+        with open_store(config_of(directory, read_only=True)) as reader:
             ends = time.monotonic() + 2  # the writer puts, deletes and evicts meanwhile
             while time.monotonic() < ends or served <= 50:
                 for info in reader.contents.infos():
@@ -43,4 +43,4 @@ def test_a_second_process_is_refused_as_writer_and_can_read_next_to_it(tmp_path:
         assert child.pid is not None
         os.kill(child.pid, signal.SIGKILL)
         child.join()
-    Store.open(config_of(directory)).close()  # the lock died with its holder
+    open_store(config_of(directory)).close()  # the lock died with its holder

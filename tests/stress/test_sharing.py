@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ragkv.cluster import RemoteTier
-from ragkv.store import Store
+from ragkv.store import open_store
 from tests.cluster.helpers import counted, unique_prefix
 from tests.cluster.servers import RedisServer
 from tests.scheduling.helpers import until
@@ -34,7 +34,7 @@ def test_three_processes_killed_at_random_leave_right_entries(
         return child
 
     children = [start(seed) for seed in range(3)]
-    with Store.open(config_of(url, prefix)) as store:
+    with open_store(config_of(url, prefix)) as store:
         until(lambda: counted(store.tiers[0]).used_bytes >= 10**6, every_s=0.05)
     for kill in range(kills):
         time.sleep(0.5 * choose.random())
@@ -49,7 +49,7 @@ def test_three_processes_killed_at_random_leave_right_entries(
         child.kill()
         child.join()
 
-    with Store.open(config_of(url, prefix)) as store:
+    with open_store(config_of(url, prefix)) as store:
         (tier,) = store.tiers
         assert isinstance(tier, RemoteTier)
         assert sum(served(store, entry_of(number)) for number in range(NUMBERS)) > 3

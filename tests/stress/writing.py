@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 
 from ragkv.config import StoreConfig
-from ragkv.store import Entry, Store
+from ragkv.store import Entry, open_store
 from tests.store.entries import IDENTITY, ids_of, make_entry
 
 DISK_BYTES = 6 * 1024**2
@@ -42,7 +42,7 @@ def write_for_ever(directory: Path, journal: Path, round_number: int) -> None:
         os.write(lines, f"{line}\n".encode())
 
     choose = random.Random(round_number)
-    with Store.open(config_of(directory)) as store:
+    with open_store(config_of(directory)) as store:
         confirm("open")
         for number in itertools.count(round_number * PER_ROUND):
             entry = entry_of(number)

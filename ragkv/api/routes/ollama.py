@@ -15,7 +15,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
 from ragkv import __version__
-from ragkv.model_places import locate
+from ragkv.home import locate
 from ragkv.runtime import Check
 
 from ..bodies.chat_answer import ChatResponse, Piece

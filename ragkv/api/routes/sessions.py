@@ -73,7 +73,9 @@ async def show_session(session_id: SessionPath, caller: CallerDep) -> SessionBod
 @router.delete("/{session_id}", summary="Delete a conversation")
 async def delete_session(session_id: SessionPath, caller: CallerDep) -> Deleted:
     """Delete its history, and its KV unless another conversation shares it."""
-    await caller.run(lambda tenant, _: _stored_session(tenant, session_id).delete(), deletes=True)
+    await caller.run(
+        lambda tenant, check: _stored_session(tenant, session_id).delete(check), deletes=True
+    )
     return Deleted(id=session_id)
 
 
@@ -107,9 +109,9 @@ async def rewind_session(
     With all turns taken back the conversation is empty, and its next question is its first.
     """
 
-    def work(tenant: Tenant, _: Check) -> SessionBody:
+    def work(tenant: Tenant, check: Check) -> SessionBody:
         session = _stored_session(tenant, session_id)
-        session.rewind(body.turns)
+        session.rewind(body.turns, check)
         session.wait_saved(SAVE_S)
         state = session.state
         return SessionBody(

@@ -114,8 +114,10 @@ class BlockWriter:
         }
 
     def stored(self, key: EntryKey) -> bool:
-        """Whether a block is in the buffer or in the store. Policies do not count this as a use."""
-        return self.worker.entry(key) is not None or self.store.contains(key)
+        """Whether a block is in the buffer or stored on this machine. Policies do not count this as
+        a use.
+        """
+        return self.worker.entry(key) is not None or self.store.contains(key, here=True)
 
     def flush(self) -> None:
         """Return when everything saved so far is in the store."""

@@ -15,7 +15,7 @@ import redis
 from transformers import AutoTokenizer
 
 from ragkv.config import RedisConfig, StoreConfig
-from ragkv.store import EntryInfo, Store
+from ragkv.store import EntryInfo, open_store
 from tests.reader import READER
 
 from .world import LETTERS, SECRET, World
@@ -95,6 +95,6 @@ def _stored(world: World, tenant: str) -> Iterator[tuple[str, EntryInfo]]:
                 memory_bytes=0, directory=str(folder), read_only=True
             )
     for place, config in places.items():
-        with Store.open(config) as store:
+        with open_store(config) as store:
             for info in store.contents.infos():
                 yield place, info

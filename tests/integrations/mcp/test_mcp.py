@@ -26,7 +26,7 @@ from ragkv.api import ServeConfig, create_app
 from ragkv.config import StoreConfig
 from ragkv.integrations.mcp import mount
 from ragkv.runtime import server_file
-from ragkv.store import Store
+from ragkv.store import open_store
 from tests.api.helpers import BARE, on_port
 from tests.api.serving import process
 from tests.cli.conftest import Run, documents, model_folder, run  # noqa: F401 - fixtures
@@ -150,7 +150,7 @@ async def test_clients_share_the_server_of_the_home(home: Path, tmp_path: Path) 
 async def test_a_home_that_another_process_writes_to_is_named_with_the_process(
     home: Path, tmp_path: Path
 ) -> None:
-    with Store.open(StoreConfig(directory=str(home / "kv"))):
+    with open_store(StoreConfig(directory=str(home / "kv"))):
         async with stdio(tmp_path / "log") as client:
             assert "is written by another process" in await refusal(client, "search", query="Marl")
     async with stdio(tmp_path / "log") as client:
