@@ -1,6 +1,7 @@
 """A small file stays small: text is bounded by bytes, time and memory by a process that is ended."""
 
 import io
+import re
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from ragkv.retrieval.documents.reading import CHARS_PER_BYTE, LEAST_CHARS, codec
 from tests.runtime import lone_work
 
 from . import sample_files
+from .read_files import lost, read, text
 from .test_formats import ENTITIES
 
 SHEET = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
@@ -47,6 +49,28 @@ def shared_string(n: int) -> bytes:
     return sample_files.zipped(files)
 
 
+def sheets(n: int) -> bytes:
+    """A sheet that the workbook has n times."""
+    data = sample_files.xlsx()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        book = archive.read("xl/workbook.xml").decode()
+    found = re.search('<sheet [^>]*name="People"[^>]*>', book)
+    assert found is not None
+    more = "".join(found.group().replace("People", f"P{k}") for k in range(1, n))
+    return replaced(data, workbook=book.replace(found.group(), found.group() + more))
+
+
+def slides(n: int) -> bytes:
+    """A slide that the presentation has n times."""
+    data = sample_files.pptx()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        show = archive.read("ppt/presentation.xml").decode()
+    found = re.search("<p:sldId [^>]*>", show)
+    assert found is not None
+    more = "".join(re.sub(r'\bid="\d+"', f'id="{900 + k}"', found.group()) for k in range(1, n))
+    return replaced(data, presentation=show.replace(found.group(), found.group() + more))
+
+
 def chapters(n: int) -> bytes:
     """A long chapter that the reading order has n times."""
     container = '<c xmlns="u"><rootfile full-path="b.opf"/></c>'
@@ -57,13 +81,47 @@ def chapters(n: int) -> bytes:
     )
 
 
-GROWING: dict[str, Callable[[int], bytes]] = {"a.xlsx": shared_string, "a.epub": chapters}
-
-
-@pytest.mark.parametrize("name", GROWING)
-def test_a_text_that_a_file_names_again_and_again_is_refused(name: str) -> None:
+def test_a_text_that_a_file_names_again_and_again_is_refused() -> None:
     with pytest.raises(DocumentLimitError, match="which is the most for a document of its size"):
-        list(load_bytes(Path(name), GROWING[name](3000)))
+        list(load_bytes(Path("a.xlsx"), shared_string(3000)))
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "told"),
+    [
+        ("a.xlsx", sheets, "sheet P1, which is sheet People once more"),
+        ("a.pptx", slides, "slide 2, which is slide 1 once more"),
+        ("a.epub", chapters, "chapter 2, which is chapter 1 once more"),
+    ],
+)
+def test_a_part_that_a_file_has_again_and_again_is_read_once_and_told(
+    name: str, made: Callable[[int], bytes], told: str
+) -> None:
+    once = read(name, made(1))
+    many = read(name, made(400))
+    assert many.text.split() == once.text.split()
+    assert told in lost(many) and "once more" not in lost(once)
+
+
+@pytest.mark.parametrize("has_chart", [False, True])
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_sheet_of_charts_does_not_hinder_the_others(has_chart: bool, at: int) -> None:
+    import openpyxl
+    from openpyxl.chart import LineChart, Reference
+
+    book = openpyxl.Workbook()
+    book.active.append(["mill", "bales"])
+    book.active.append(["Marl", 3])
+    charts = book.create_chartsheet("Charts", at)
+    if has_chart:
+        chart = LineChart()
+        chart.add_data(Reference(book["Sheet"], min_col=2, min_row=2))
+        charts.add_chart(chart)
+    book.create_sheet("Towns").append(["Kell"])
+    book["Towns"].print_area = "A1:A1"
+    out = io.BytesIO()
+    book.save(out)
+    assert text("a.xlsx", out.getvalue()) == "# Sheet\n\nmill: Marl; bales: 3\n\n# Towns\n\nKell"
 
 
 @pytest.mark.parametrize(

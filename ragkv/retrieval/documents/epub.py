@@ -12,7 +12,7 @@ from ragkv.runtime import counted
 
 from .html import Sheets, declared_encoding, text_of
 from .office.archives import opened_archive, parsed_xml, title_in, unpacked_bytes
-from .reading import FileContent, Loaded, decode, part
+from .reading import FileContent, Loaded, Once, decode, part
 
 CONTAINER = "META-INF/container.xml"
 
@@ -42,10 +42,13 @@ def _chapters(content: FileContent, archive: Any, package: str, lost: list[str])
             styles.append(name)
     sheets = _sheets(content, archive, styles)
     hidden = 0
+    once = Once(lost)
     for number, entry in enumerate(root.iterfind(".//{*}spine/{*}itemref"), start=1):
         text = ""
         with part(lost, f"chapter {number}"):
             name = items[entry.get("idref")]
+            if once.was_read(name, f"chapter {number}"):
+                continue
             data = archive.read(name)
             text = decode(name, data, content.encoding, declared_encoding(data))
             page = text_of(text, sheets)

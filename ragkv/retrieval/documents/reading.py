@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
@@ -195,6 +195,25 @@ class FileContent:
             return import_module(module)
         except ImportError as error:
             raise MissingExtraError(package, extra, f"Reading {self.path}") from error
+
+
+@dataclass(slots=True)
+class Once:
+    """Reads each part of a file once, also if the file names it again and again. Programs do not
+    write such files, and a small one would take the time of a large one.
+    """
+
+    lost: list[str]
+    _read: dict[str, str] = field(default_factory=dict)  # a part of the file -> its name
+
+    def was_read(self, key: str, name: str) -> bool:
+        """Whether the part was read before, which is noted in `lost`."""
+        first = self._read.get(key)
+        if first is None:
+            self._read[key] = name
+            return False
+        self.lost.append(f"{name}, which is {first} once more")
+        return True
 
 
 # what a loader could read, and why it could not read the rest

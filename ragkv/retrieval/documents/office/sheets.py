@@ -14,7 +14,7 @@ from typing import Any
 from ragkv.runtime import counted
 
 from ..marks import Part, Place, joined, struck
-from ..reading import FileContent, Loaded, part
+from ..reading import FileContent, Loaded, Once, part
 from ..tables import SAMPLE_ROWS, Row, table_lines
 from .archives import CORE, EXTRA, opened_archive, title_in, unpacked_bytes
 from .number_formats import shown
@@ -27,23 +27,44 @@ FIRST_OWN_FORMAT = 164  # Formats below are built in.
 
 def load_xlsx(content: FileContent) -> Loaded:
     """One document. Formulas have the values that were stored with them."""
-    openpyxl = content.need("openpyxl", "openpyxl", EXTRA)
+    content.need("openpyxl", "openpyxl", EXTRA)
     lost = list[str]()
     with content.parsing("XLSX"):
         archive = opened_archive(content, by_expat=True)
-        book = openpyxl.load_workbook(
-            io.BytesIO(content.data), read_only=True, data_only=True, rich_text=True
-        )
-        texts = content.bounded(_sheet_texts(book, lost), unpacked_bytes(archive))
+        texts = content.bounded(_sheet_texts(_book(content.data), lost), unpacked_bytes(archive))
         text = "".join(texts).strip()
         title = title_in(archive, CORE)
     yield content.document(text, {"format": "markdown", "title": title}, lost)
 
 
+def _book(data: bytes) -> Any:
+    """A workbook of openpyxl. The charts of a sheet of charts are not looked at: openpyxl refuses
+    the file if there are none.
+    """
+    from openpyxl.chartsheet import Chartsheet
+    from openpyxl.reader.excel import ExcelReader
+
+    class Reader(ExcelReader):  # type: ignore[misc]
+        def read_chartsheet(self, sheet: Any, rel: Any) -> None:
+            charts = Chartsheet()
+            charts._parent = self.wb
+            charts.title = sheet.name
+            self.wb._add_sheet(charts)
+
+    reader = Reader(
+        io.BytesIO(data), read_only=True, data_only=True, keep_links=False, rich_text=True
+    )
+    reader.read()
+    return reader.wb
+
+
 def _sheet_texts(book: Any, lost: list[str]) -> Iterator[str]:
+    once = Once(lost)
     for sheet in book.worksheets:
         if sheet.sheet_state != "visible":
             lost.append(f"sheet {sheet.title}, which is hidden")
+            continue
+        if once.was_read(sheet._worksheet_path, f"sheet {sheet.title}"):
             continue
         with part(lost, f"sheet {sheet.title}"):
             heading = f"\n\n# {sheet.title}\n"

@@ -11,7 +11,7 @@ from typing import Any
 from ..formulas import formula_text
 from ..html_tables import Cell, table_of
 from ..marks import Kind, Part, Place, joined, number_text, struck
-from ..reading import FileContent, Loaded, part
+from ..reading import FileContent, Loaded, Once, part
 from .archives import CORE, EXTRA, opened_archive, title_in, unpacked_bytes
 
 A = "{http://schemas.openxmlformats.org/drawingml/2006/main}"
@@ -39,11 +39,12 @@ def load_pptx(content: FileContent) -> Loaded:
 
 
 def _slide_texts(slides: Any, lost: list[str]) -> Iterator[str]:
+    once = Once(lost)
     for number, slide in enumerate(slides, start=1):
         text = ""
         if slide._element.get("show") in ("0", "false"):
             lost.append(f"slide {number}, which is hidden")
-        else:
+        elif not once.was_read(slide.part.partname, f"slide {number}"):
             with part(lost, f"slide {number}"):
                 text = _slide_text(slide)
         yield text
