@@ -211,7 +211,7 @@ def over_passages(bench: Bench) -> Iterator[Row]:
     asked = bench.questions("xquad", 2 if bench.quick else 20)
     texts = list(dict.fromkeys(text for one in asked for text in one.passages))
     with Index(None, splitter=Splitter(engine.model.count_tokens, 10**6)) as index:
-        index.ingest(Document(str(number), text) for number, text in enumerate(texts))
+        index.writer.ingest(Document(str(number), text) for number, text in enumerate(texts))
         found = [index.search(one.question, 8, retriever="bm25") for one in asked]
     for count in (1, 2, 4, 8):
         likelihoods = []

@@ -28,7 +28,7 @@ from benchmarks.real_sets import Asked, questions
 from benchmarks.rows import Row, Rows, markdown
 from ragkv import Answer, Engine, EngineConfig
 from ragkv.config import ControllerConfig, PromptConfig
-from ragkv.retrieval.rag import Rag
+from ragkv.retrieval.rag import Corpus, Rag
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SYSTEM = "Use the passages to answer the question in one short sentence."
@@ -54,7 +54,7 @@ def main() -> None:
         with (
             tempfile.TemporaryDirectory() as folder,
             Engine.from_pretrained(located(name), config) as engine,
-            Rag(engine, Path(folder), chunk_tokens=256) as rag,
+            Rag(Corpus(engine, Path(folder), chunk_tokens=256)) as rag,
         ):
             for one in _asked(rag, options):
                 if one.key not in known:
@@ -65,7 +65,7 @@ def main() -> None:
 def _asked(rag: Rag, options: argparse.Namespace) -> Iterator[Asked]:
     """The demo's questions over what retrieval finds, then those of XQuAD."""
     if not options.timed:
-        rag.ingest(EXAMPLES / "corpus", encode=False)
+        rag.corpus.ingest(EXAMPLES / "corpus", encode=False)
         for line in (EXAMPLES / "questions.jsonl").read_text("utf-8").splitlines():
             asked = json.loads(line)
             if "before" not in asked:

@@ -151,7 +151,9 @@ class Preparer:
                 splitter=Splitter(self._engine.model.count_tokens, 10**6),
                 embedder=self._embedder,
             ) as index:
-                index.ingest(Document(str(place), piece.text) for place, piece in enumerate(pieces))
+                index.writer.ingest(
+                    Document(str(place), piece.text) for place, piece in enumerate(pieces)
+                )
                 hits = index.search(
                     question, self._count, retriever="dense" if self._embedder else "bm25"
                 )

@@ -69,7 +69,7 @@ def measured(
     queries = queries[:ASKED]
     splitter = Splitter(lambda text: len(text.split()), PASSAGE_WORDS)
     with Index(None, splitter, embedder) as index:
-        index.ingest([Document(str(at), text) for at, text in enumerate(texts)])
+        index.writer.ingest([Document(str(at), text) for at, text in enumerate(texts)])
         for retriever in RETRIEVERS if embedder is not None else ("bm25",):
             for joined in (False, True) if any(one.before for one in queries) else (False,):
                 yield {

@@ -66,7 +66,7 @@ def main() -> None:
 def ingest(llm: ChatRagKV, docs: Path) -> RagKVRetriever:
     """Index the files of a folder, and compute the KV of their passages once."""
     index = Index(None, splitter=Splitter(lambda text: len(llm.get_token_ids(text)), 128))
-    index.ingest(
+    index.writer.ingest(
         Source(file.name, file.read_text("utf-8").strip(), file.name)
         for file in sorted(docs.glob("*.md"))
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 from ragkv import Engine, EngineConfig
 from ragkv.config import SessionConfig
 from ragkv.model.loading import load
-from ragkv.retrieval.rag import Rag
+from ragkv.retrieval.rag import Corpus, Rag
 
 HERE = Path(__file__).parent
 
@@ -39,8 +39,11 @@ def main() -> None:
         model.config.max_position_embeddings = options.context
     config = EngineConfig(session=SessionConfig(discard="keep-dialogue"))
     computed = 0
-    with Engine(model, tokenizer, config) as engine, Rag(engine, None, chunk_tokens=128) as rag:
-        rag.ingest(options.docs)
+    with (
+        Engine(model, tokenizer, config) as engine,
+        Rag(Corpus(engine, None, chunk_tokens=128)) as rag,
+    ):
+        rag.corpus.ingest(options.docs)
         session = engine.session("chat")
         for number, question in enumerate(
             typed() if options.interactive else prepared(options.turns), 1

@@ -64,7 +64,7 @@ def run(
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ragkv-demo-")))
         rag = _opened(home, model, stack)
-        documents = rag.ingest(folder / "corpus", encode=False).index.added
+        documents = rag.corpus.ingest(folder / "corpus", encode=False).index.added
         stats = rag.engine.stats()
         console.print(
             f"{len(documents)} articles, {rag.index.stats().passages} passages. KV: "
@@ -85,20 +85,20 @@ def _opened(home: Path, model: str, stack: ExitStack) -> "Rag":
     with output.working("loading the model"), output.quiet("ragkv.retrieval"):
         from ragkv.engine import Engine
         from ragkv.model.loading import quiet_transformers
-        from ragkv.retrieval.rag import Rag
+        from ragkv.retrieval.rag import Corpus, Rag
 
         quiet_transformers()
         engine = stack.enter_context(
             Engine.from_pretrained(model, EngineOptions(home, model).config())
         )
-        return stack.enter_context(Rag(engine, home / "index", chunk_tokens=_CHUNK_TOKENS))
+        return stack.enter_context(Rag(Corpus(engine, home / "index", chunk_tokens=_CHUNK_TOKENS)))
 
 
 def _ask(rag: "Rag", question: dict[str, Any]) -> Answers:
     """Answer one question and print it; of a follow-up, the questions before it are not timed."""
     turns = (*question.get("before", ()), question["question"])
     hits = rag.retrieve(turns[0], k=_PASSAGES)
-    chunks = [rag.chunk(hit.passage) for hit in hits]
+    chunks = rag.chunks_of(hits)
     console.print(" ... ".join(turns))
     answers: Answers = {}
     for way, reuse in _WAYS.items():

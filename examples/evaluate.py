@@ -46,7 +46,7 @@ def main() -> None:
     with Engine.from_pretrained(options.model, EngineConfig(prompt=prompt)) as engine:
         for context in quality_data.read(options.file, options.questions):
             index = Index(None, splitter=Splitter(engine.model.count_tokens, 10**6))
-            index.ingest(Document(str(n), text) for n, text in enumerate(context.chunks))
+            index.writer.ingest(Document(str(n), text) for n, text in enumerate(context.chunks))
             for question in context.questions:
                 hits = index.search(question.text, options.k)
                 # in their own order

@@ -43,7 +43,9 @@ def main() -> None:
     model, tokenizer = load(options.model, "cpu", "auto")
     index = Index(None, splitter=Splitter(lambda text: len(tokenizer.tokenize(text)), 128))
     files = [path for path in sorted(options.docs.iterdir()) if path.suffix in (".md", ".txt")]
-    index.ingest(Source(file.name, file.read_text("utf-8").strip(), file.name) for file in files)
+    index.writer.ingest(
+        Source(file.name, file.read_text("utf-8").strip(), file.name) for file in files
+    )
     retriever = RagKVRetriever(index=index, k=options.k)
 
     llm = PlainTransformers(net=model, tokenizer=tokenizer)  # before

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ragkv import Answer, Engine, EngineConfig, StoreConfig
 from ragkv.retrieval import resolve_embedder
-from ragkv.retrieval.rag import Rag
+from ragkv.retrieval.rag import Corpus, Rag
 
 HERE = Path(__file__).parent
 QUESTIONS = {
@@ -36,9 +36,11 @@ def main() -> None:
         config = EngineConfig(store=StoreConfig(directory=f"{home}/kv"))
         with (
             Engine.from_pretrained(options.model, config) as engine,
-            Rag(engine, f"{home}/index", chunk_tokens=128, embedder=resolve_embedder()) as rag,
+            Rag(
+                Corpus(engine, f"{home}/index", chunk_tokens=128, embedder=resolve_embedder())
+            ) as rag,
         ):
-            ingested = rag.ingest(options.docs)
+            ingested = rag.corpus.ingest(options.docs)
             print(
                 f"{len(rag.index.document_ids())} documents, {ingested.kv.encoded} chunks encoded\n"
             )

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     from .conversations import Session
     from .engine import Engine
     from .prompt.constraints import ResponseFormat
-    from .retrieval.rag import Rag
+    from .retrieval.rag import Corpus, Rag
 
 __version__ = "0.1.0"
 
 _LAZY = {
+    "Corpus": ".retrieval.rag",
     "Engine": ".engine",
     "Rag": ".retrieval.rag",
     "ResponseFormat": ".prompt.constraints",
@@ -43,6 +44,7 @@ __all__ = [
     "Answer",
     "Chunk",
     "Citation",
+    "Corpus",
     "Engine",
     "EngineConfig",
     "FusionConfig",

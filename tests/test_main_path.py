@@ -2,7 +2,7 @@
 
 Counted are files of `ragkv/` in which a function is called, in any thread, and all of their lines.
 Kinds of value are the dataclasses and named tuples of ragkv that are made on the thread of the
-question, from `Rag.stream` to the first layer. Run with `-s` to see them.
+question, from a passage's text to the first layer. Run with `-s` to see them.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ import pytest
 import ragkv
 from ragkv import Engine, EngineConfig
 from ragkv.config import ControllerConfig
-from ragkv.retrieval.rag import Rag
+from ragkv.retrieval.rag import Corpus, Rag
 from tests.api.helpers import BARE, app_on, client_of, engine_of, filled
 from tests.reader import READER
 from tests.retrieval.fakes import HashEmbedder
@@ -120,23 +120,24 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Entered]:
     # An idle engine would measure a profile on another thread, sooner or later.
     config = EngineConfig(controller=ControllerConfig(measure=False))
     how: dict[str, Any] = dict(config=config, embedder=HashEmbedder(), chunk_tokens=128)
-    with Rag.open(home, READER, **how) as rag:
-        rag.ingest(CORPUS)
+    with Rag(Corpus.open(home, READER, **how)) as rag:
+        rag.corpus.ingest(CORPUS)
     with entering() as opening:
-        rag = Rag.open(home, READER, **how)
+        rag = Rag(Corpus.open(home, READER, **how))
     with rag:
         rag.engine.flush()  # what opening stores is not written by the question
         with entering(rag.engine.store.flush) as asking:
-            hits = rag.retrieve(QUESTION)
-            stream = rag.stream(QUESTION, hits, max_new_tokens=2)
+            stream = rag.stream(QUESTION, max_new_tokens=2)
             next(stream)
         list(stream)
+        hits = rag.retrieve(QUESTION)
         with entering() as streaming:
-            next(rag.stream(QUESTION, hits, max_new_tokens=2))
+            next(rag.engine.stream(QUESTION, rag.chunks_of(hits), max_new_tokens=2))
         with entering() as answering:
             rag.ask(QUESTION, max_new_tokens=2)
         with entering(rag.engine.flush) as turn:
-            list(rag.stream("Who?", hits, rag.engine.session("s"), max_new_tokens=2))
+            session = rag.engine.session("s")
+            list(rag.engine.stream("Who?", rag.chunks_of(hits), session, max_new_tokens=2))
     asking.kinds = streaming.kinds
     answering.files |= asking.files
     chat = _chat(tmp_path_factory.mktemp("served"))

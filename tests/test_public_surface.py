@@ -17,7 +17,7 @@ from ragkv.model.decode.sampling import SETTINGS
 from ragkv.prompt import AnswerOptions, PrefillOptions
 
 CONFIGS = {"EngineConfig", "FusionConfig", "KCacheConfig", "PromptConfig", "StoreConfig"}
-DESIGNED = {"Chunk", "Engine", "Rag", "RagKVError", "Session"} | CONFIGS
+DESIGNED = {"Chunk", "Corpus", "Engine", "Rag", "RagKVError", "Session"} | CONFIGS
 ROOT = Path(__file__).parents[1]
 PACKAGES = [
     "conversations",

@@ -11,7 +11,7 @@ from ragkv import Answer, Chunk, Engine, Reuse, Timing
 from ragkv.entries import WarmReport
 from ragkv.errors import InputError
 from ragkv.retrieval import Document, Hit, IngestReport, Passage
-from ragkv.retrieval.rag import Rag, RagAnswer, RagIngestReport
+from ragkv.retrieval.rag import Corpus, Rag, RagAnswer, RagIngestReport
 from tests.engine.helpers import engine_of
 from tests.reader import READER
 
@@ -21,8 +21,10 @@ CALLS: dict[str, Callable[[Rag, Engine], Any]] = {
     "query must be a text, not 3": lambda rag, _: rag.retrieve(3),  # type: ignore[arg-type]
     "k must be a whole number, not '3'": lambda rag, _: rag.ask("x", k="3"),  # type: ignore[arg-type]
     "k must be a whole number, not True": lambda rag, _: rag.ask("x", k=True),
-    "document_ids must be a text or a list, not None": lambda rag, _: rag.delete(None),  # type: ignore[arg-type]
-    "The text of document 'a' must be a text": lambda rag, _: rag.ingest(Document("a", None)),  # type: ignore[arg-type]
+    "document_ids must be a text or a list, not None": lambda rag, _: rag.corpus.delete(None),  # type: ignore[arg-type]
+    "The text of document 'a' must be a text": lambda rag, _: rag.corpus.ingest(
+        Document("a", None)  # type: ignore[arg-type]
+    ),
     "chunks must be a list, not None": lambda _, engine: engine.warm(None),  # type: ignore[arg-type]
     "session must be Session or None, not 's'": lambda _, engine: engine.answer([1], session="s"),  # type: ignore[arg-type]
     "max_new_tokens must be a whole number": lambda _, engine: engine.answer(
@@ -30,13 +32,17 @@ CALLS: dict[str, Callable[[Rag, Engine], Any]] = {
     ),  # type: ignore[typeddict-item]
     "config must be EngineConfig or None": lambda *_: Engine.from_pretrained(READER, {}),  # type: ignore[arg-type]
     "name must be a text or PathLike": lambda *_: Engine.from_pretrained(None),  # type: ignore[arg-type]
-    "engine must be Engine, not None": lambda *_: Rag(None, None),  # type: ignore[arg-type]
+    "engine must be Engine, not None": lambda *_: Corpus(None, None),  # type: ignore[arg-type]
 }
 
 
 @pytest.mark.parametrize("said", CALLS)
 def test_a_wrong_argument_is_named_with_what_it_must_be(said: str) -> None:
-    with engine_of() as engine, Rag(engine, None) as rag, pytest.raises(InputError, match=said):
+    with (
+        engine_of() as engine,
+        Rag(Corpus(engine, None)) as rag,
+        pytest.raises(InputError, match=said),
+    ):
         CALLS[said](rag, engine)
 
 

@@ -13,7 +13,6 @@ from typing import Any, Unpack
 from ragkv.conversations import Session
 from ragkv.prompt import AnswerOptions, ServedPrompt
 from ragkv.retrieval import Hit
-from ragkv.retrieval.rag import question_before
 from ragkv.types import Answer, Chunk, TokenEvent
 
 from .bodies.chat import ChatRequest
@@ -82,8 +81,6 @@ class Answering:
         """
         engine = self.tenant.engine
         collections = self.tenant.collections
-        if self.session is not None:
-            before = question_before(self.session, engine.tokenizer)
         deletions = collections.deletions
         with engine.scheduler.request(), collections.lease(wanted.collection, param) as rag:
             hits = rag.retrieve(
@@ -92,10 +89,10 @@ class Answering:
                 retriever=wanted.retriever,
                 where=wanted.filter,
                 order=wanted.order,
-                before=before,
+                before=self.session or before,
                 check=self.context.check,
             )
-            chunks = [rag.chunk(hit.passage) for hit in hits]
+            chunks = rag.chunks_of(hits)
         self.found = Found(wanted.collection, hits, chunks, deletions)
         return self.found
 

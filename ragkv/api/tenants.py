@@ -22,7 +22,7 @@ from ragkv.engine import Engine
 from ragkv.errors import InputError, SessionUnavailableError
 from ragkv.home import KnownHome
 from ragkv.retrieval import Embedder, Splitter
-from ragkv.retrieval.rag import Rag, splitter_of
+from ragkv.retrieval.rag import Corpus, splitter_of
 from ragkv.runtime import Check, Closing, LeasePool, acquired, make_private_folder
 from ragkv.runtime.processor import cores
 from ragkv.scheduling import BackgroundTurns
@@ -228,11 +228,13 @@ class Tenants(Closing):
             engine = self._engine.with_config(config, self._backend)
             opened.callback(engine.close)
             home = KnownHome.at(self._config.home, self._config.model)
-            index = functools.partial(Rag, engine, embedder=self.embedder, home=home)
+            open_corpus = functools.partial(Corpus, engine, embedder=self.embedder, home=home)
             pool = self._collections
             chat = ChatEngine(engine)
             known = self._config.limits.known_chars
-            collections = Collections(directory, index, engine, pool, self.reserve, chat, known)
+            collections = Collections(
+                directory, open_corpus, engine, pool, self.reserve, chat, known
+            )
             tenant = Tenant(engine, chat, collections, self._config.quotas)
             opened.callback(tenant.close, encode_missed=False)
             if name not in self._resumed:

@@ -12,7 +12,7 @@ from ragkv.config import ReuseMode
 from ragkv.errors import InputError
 from ragkv.runtime import seconds_of
 from ragkv.runtime.arguments import check_words
-from ragkv.types import Answer, PromptSpan
+from ragkv.types import PromptSpan, TokenEvent
 
 from . import output
 from .options import (
@@ -105,10 +105,10 @@ def ask(
     answering = answer_options(ratio, selector, temperature, max_new_tokens)
     answering["reuse"] = reuse
     with options.rag(reads=True) as rag:
-        hits = rag.retrieve(question, k, retriever=retriever, where=search["filter"], order=order)
-        *_, answer = rag.stream(question, hits, **answering)
-        assert isinstance(answer, Answer)
-        _show(question, ServedAnswer(answer, hits), as_json)
+        how = {"retriever": retriever, "where": search["filter"], "order": order}
+        *_, found = rag.stream(question, k, **how, **answering)
+        assert not isinstance(found, TokenEvent)
+        _show(question, ServedAnswer(found.answer, found.hits), as_json)
         rag.engine.flush()  # after the answer is shown: encodes the chunks that were missed
 
 

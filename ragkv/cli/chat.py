@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from ragkv.runtime import counted
-from ragkv.types import Answer, TokenEvent
+from ragkv.types import Answer, Chunk, TokenEvent
 
 from . import output
 from .options import (
@@ -154,20 +154,18 @@ class _OwnPartner:
         return self._session.turns
 
     def print_answer(self, question: str) -> None:
-        from ragkv.retrieval.rag import question_before
-
         hits: Sequence[Hit] = ()
+        chunks: Sequence[Chunk] = ()
         if self._rag is not None and self._search.k:
             hits = self._rag.retrieve(
                 question,
                 self._search.k,
                 retriever=self._search.retriever,
                 where=self._search.filters,
-                before=question_before(self._session, self._engine.tokenizer),
+                before=self._session,
             )
-            events = self._rag.stream(question, hits, self._session, **self._chosen)
-        else:
-            events = self._engine.stream(question, (), self._session, **self._chosen)
+            chunks = self._rag.chunks_of(hits)
+        events = self._engine.stream(question, chunks, self._session, **self._chosen)
         try:
             for event in events:
                 if isinstance(event, TokenEvent):

@@ -90,7 +90,7 @@ def delete(
     with _index(options.home) as index:
         ids = [_id_of(index, name) for name in names]
     with options.rag(brief=True) as rag:
-        removal = rag.delete(ids)
+        removal = rag.corpus.delete(ids)
     if as_json:
         print_json({"deleted": removal.deleted, "passages": len(removal.removed_passages)})
         return

@@ -231,7 +231,7 @@ def _indexed(
         output.progress("reading") as show,
     ):
         how = replace(how, on_file=on_file, on_indexed=on_indexed, on_embed=on_embed)
-        return rag.ingest_files(paths, how, encode=False)
+        return rag.corpus.ingest_files(paths, how, encode=False)
 
 
 @dataclass(slots=True)
@@ -281,7 +281,7 @@ def _encoded(
 
     with output.progress("computing KV") as show:
         documents = (*index.added, *index.changed, *index.unchanged)
-        return rag.encode(documents, on_encode, go_on, on_begin), speed
+        return rag.corpus.encode(documents, on_encode, go_on, on_begin), speed
 
 
 def _show(report: "RagIngestReport", passages: int) -> None:

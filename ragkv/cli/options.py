@@ -290,16 +290,16 @@ class EngineOptions:
             # from other packages; the user cannot fix them
             warnings.simplefilter("ignore", DeprecationWarning)
             with working("loading the embedder"), loading_objects():
-                from ragkv.retrieval.rag import Rag
+                from ragkv.retrieval.rag import Corpus, Rag
 
-                rag = Rag.open(
+                corpus = Corpus.open(
                     self.home,
                     self.model,
                     engine=engine,
                     chunk_tokens=chunk_tokens,
                     writes=index_only or None,
                 )
-            yield stack.enter_context(rag)
+            yield stack.enter_context(Rag(corpus))
 
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:

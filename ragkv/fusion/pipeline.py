@@ -75,7 +75,8 @@ class Readers(Closing):
             self._reusable.append(buffer)
 
     def close(self) -> None:
-        self.pool.shutdown()
+        if (pool := vars(self).get("pool")) is not None:  # made by the first slice that was read
+            pool.shutdown()
         self._reusable.clear()
 
 

@@ -12,9 +12,7 @@ from pathlib import Path
 
 from ragkv.errors import InputError
 from ragkv.lab.gate import NEXT_TOKENS, Probe
-from ragkv.retrieval import Hit
 from ragkv.retrieval.rag.rag import DEFAULT_K, Rag
-from ragkv.types import Chunk
 
 MOST_PROMPTS = 200  # made of documents, at most; questions are all used
 # Chunks of a prompt, at least: the first tokens of its first one are computed.
@@ -30,7 +28,7 @@ def gate_prompts(rag: Rag, k: int = DEFAULT_K, questions: Sequence[str] = ()) ->
     if questions:
         found = ((question, rag.retrieve(question, k)) for question in questions)
         return [
-            Probe(_chunks(rag, hits), rag.engine.intake.encode(question))
+            Probe(tuple(rag.chunks_of(hits)), rag.engine.intake.encode(question))
             for question, hits in found
             if len(hits) >= LEAST_CHUNKS
         ]
@@ -58,10 +56,6 @@ def read_questions(file: Path) -> list[str]:
     return lines
 
 
-def _chunks(rag: Rag, hits: Sequence[Hit]) -> tuple[Chunk, ...]:
-    return tuple(rag.chunk(hit.passage) for hit in hits)
-
-
 def _of_documents(rag: Rag, k: int) -> Iterator[Probe]:
     passages = rag.index.passages()
     step = max(1, -(-len(passages) // MOST_PROMPTS))
@@ -82,4 +76,4 @@ def _of_documents(rag: Rag, k: int) -> Iterator[Probe]:
             found = rag.index.search(query, k + 1)
             hits = [hit for hit in found if hit.passage.text != passage.text][:k]
             if len(hits) >= LEAST_CHUNKS:
-                yield Probe.of(_chunks(rag, rag.in_order(hits)), text)
+                yield Probe.of(tuple(rag.chunks_of(rag.in_order(hits))), text)

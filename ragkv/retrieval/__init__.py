@@ -1,7 +1,7 @@
 """Retrieval: documents go in, the passages that match a query come out.
 
     index = Index("docs.index", splitter=Splitter(count_tokens), embedder=resolve_embedder())
-    report = index.ingest(Document(name, text) for name, text in texts.items())
+    report = index.writer.ingest(Document(name, text) for name, text in texts.items())
     hits = index.search("who wrote it?", k=5, where={"year": {"gte": 2000}})
 
 `ragkv.retrieval.rag` reads files and folders. This package knows no model, no engine and no KV.
@@ -15,16 +15,16 @@ from .documents.reading import ParseLimits
 from .embedders import Embedder, SentenceTransformerEmbedder, one_vector, resolve_embedder
 from .filters import Where
 from .index import Index
-from .passages import Hit, Metadata, Passage
-from .retrievers import RETRIEVERS
-from .splitter import Splitter
-from .values import (
+from .ingested import (
     Document,
     DocumentSummary,
     FileRecord,
     IndexStats,
     IngestReport,
 )
+from .passages import Hit, Metadata, Passage
+from .retrievers import RETRIEVERS
+from .splitter import Splitter
 
 __all__ = [
     "LOADERS",

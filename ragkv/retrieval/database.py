@@ -14,8 +14,8 @@ from ragkv.runtime import Closing, FileState, counted, sqlite_files
 from .embedders import Embedder
 from .index_file import IN_USE, PASSAGE, IndexFile, IndexReads, as_json
 from .index_schema import FILE, NoIndexError, open_file
+from .ingested import Document, DocumentSummary, FileRecord, IndexStats, digest
 from .passages import Passage
-from .values import Document, DocumentSummary, FileRecord, IndexStats, digest
 
 HOW_TO_EMBED = (
     'For one pip install "ragkv[dense,minilm]"; in Python also pass '

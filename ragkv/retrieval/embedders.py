@@ -19,7 +19,7 @@ from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
 from ragkv.runtime import Check, FairLock, no_check
 
 from .bert import Bert, can_read
-from .values import Vectors
+from .ingested import Vectors
 
 # A processor computes batches of more than `CPU_BATCH` windows hardly faster, and a query would
 # wait longer for one.

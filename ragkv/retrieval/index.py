@@ -1,9 +1,8 @@
 """The index: documents and queries go in, hits come out."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Unpack
 
 from ragkv.errors import ConfigError, InputError, ModelError
 from ragkv.runtime import Check, no_check
@@ -15,11 +14,11 @@ from .filters import EVERYTHING, Where, condition_of
 from .index_file import IndexReads
 from .index_schema import open_file
 from .index_writes import IndexWrites
-from .ingestion import Ingestion, IngestOptions, OnForget
+from .ingested import Vectors
+from .ingestion import Ingestion
 from .passages import Hit
 from .retrievers import RETRIEVERS, Query, dense, rank
 from .splitter import Splitter
-from .values import Document, IngestReport, Vectors
 
 logger = logging.getLogger(__name__)
 
@@ -59,21 +58,6 @@ class Index(Database):
     def notice(self) -> str | None:
         """Why retrieval is worse than it could be, in one sentence; `None` if it is not."""
         return notice_of(self, self._embedder)
-
-    def ingest(
-        self, documents: Iterable[Document], **options: Unpack[IngestOptions]
-    ) -> IngestReport:
-        """Adds documents or replaces their old contents, all or none: `Ingestion.ingest`."""
-        return self.writer.ingest(documents, **options)
-
-    def delete(
-        self,
-        document_ids: str | Iterable[str],
-        on_forget: OnForget | None = None,
-        check: Check = no_check,
-    ) -> IngestReport:
-        """Deletes documents, their passages and vectors: `Ingestion.delete`."""
-        return self.writer.delete(document_ids, on_forget, check)
 
     def search(
         self,

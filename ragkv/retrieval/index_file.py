@@ -18,8 +18,8 @@ from ragkv.runtime import Check, Closing, no_check, stop_of
 
 from .filters import EVERYTHING, Condition
 from .index_errors import told
+from .ingested import TextNumbers, Vectors
 from .passages import Passage, with_place
-from .values import TextNumbers, Vectors
 
 # SQLite asks every `STEPS` of its machine whether to go on: about every millisecond.
 STEPS = 2000

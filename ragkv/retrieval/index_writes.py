@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from .index_file import IN_USE, IndexFile, as_json
+from .ingested import Document, FileRecord, Vectors, digest
 from .passages import Passage
 from .retrievers import terms
-from .values import Document, FileRecord, Vectors, digest
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypedDict
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -25,9 +24,9 @@ from .database import Database
 from .embedders import Embedder
 from .index_file import IndexFile
 from .index_writes import IndexWrites
+from .ingested import Document, FileRecord, IngestReport
 from .passages import Passage
 from .splitter import Splitter
-from .values import Document, FileRecord, IngestReport
 
 # The vectors of `EMBED_BATCH` texts are committed together.
 EMBED_BATCH = 64
@@ -51,17 +50,6 @@ class _Plan:
     def passages(self) -> list[Passage]:
         """The passages of all documents to be written."""
         return [passage for _, _, passages in self.writes for passage in passages]
-
-
-class IngestOptions(TypedDict, total=False):
-    """The options of `Ingestion.ingest`, which explains them."""
-
-    split: Mapping[str, list[Passage]] | None
-    progress: Progress | None
-    check: Check
-    file: FileRecord | None
-    on_forget: OnForget | None
-    embed: bool
 
 
 @dataclass(eq=False)

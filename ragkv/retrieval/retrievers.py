@@ -19,7 +19,7 @@ from ragkv.runtime.words import Word, words
 
 from .filters import EVERYTHING, Condition
 from .index_file import IndexReads
-from .values import Vectors
+from .ingested import Vectors
 
 # K in the paper of reciprocal-rank fusion.
 RRF_CONSTANT = 60

@@ -20,8 +20,8 @@ from ragkv.errors import ConfigError
 from ragkv.runtime import Check, no_check
 
 from .documents.files import MARKDOWN as MARKDOWN_FILES
+from .ingested import Document, digest
 from .passages import Passage, with_place
-from .values import Document, digest
 
 # `PLAIN` and `MARKDOWN` say where to cut, best first: by regexes whose match begins the next
 # passage (white space is then stripped from it).

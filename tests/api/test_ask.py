@@ -10,7 +10,7 @@ from ragkv.api.bodies.resources import SourceBody
 from ragkv.api.sources import citations_of
 from ragkv.config import R_STAR
 from ragkv.retrieval import Document
-from ragkv.retrieval.rag import Rag
+from ragkv.retrieval.rag import Corpus, Rag
 from tests.retrieval import sample_files
 from tests.retrieval.fakes import HashEmbedder
 
@@ -30,9 +30,9 @@ def test_ask_gives_the_engines_own_answer(client: TestClient, reader: Engine) ->
     client.post("/v1/collections/world/documents", files=corpus())
     with (
         reader.with_config(EngineConfig()) as engine,
-        Rag(engine, None, embedder=HashEmbedder()) as rag,
+        Rag(Corpus(engine, None, embedder=HashEmbedder())) as rag,
     ):
-        rag.ingest(Document(name, data.decode(), name) for _, (name, data) in corpus())
+        rag.corpus.ingest(Document(name, data.decode(), name) for _, (name, data) in corpus())
         for one in questions()[:6]:
             own = rag.ask(one["question"])
             got = ask(client, question=one["question"], collection="world")

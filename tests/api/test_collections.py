@@ -17,7 +17,7 @@ from ragkv.api.keys import ANONYMOUS, KeyFile
 from ragkv.api.settings import LimitsConfig
 from ragkv.errors import CancelledError, DeadlineError
 from ragkv.retrieval import Document, IngestReport
-from ragkv.retrieval.rag import Rag
+from ragkv.retrieval.rag import Corpus, Rag
 from ragkv.runtime import Check, no_check
 from tests.retrieval.fakes import HashEmbedder
 
@@ -274,8 +274,8 @@ def test_documents_ingested_on_the_command_line_are_the_default_collection(
     reader: Engine, tmp_path: Path
 ) -> None:
     with reader.with_config(service_of(app_on(reader, tmp_path)).config.engine) as engine:
-        rag = Rag(engine, tmp_path / "index", embedder=HashEmbedder())
-        rag.ingest([Document("d", FACTS[0])])
+        rag = Rag(Corpus(engine, tmp_path / "index", embedder=HashEmbedder()))
+        rag.corpus.ingest([Document("d", FACTS[0])])
         rag.close()
     with client_of(app_on(reader, tmp_path)) as client:
         assert client.get("/v1/collections").json()["data"][0]["name"] == "default"

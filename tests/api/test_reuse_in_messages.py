@@ -138,7 +138,9 @@ def test_a_passage_that_another_process_stored_is_known_without_a_request(
     tenant = service_of(talk.app).tenants.opened()[""]
     before = tenant.chat.catalogue.passages.chars
     with tenant.collections.lease("facts") as rag:
-        rag.index.ingest([Document("other", passages()[1])])  # past the collections' own methods
+        rag.index.writer.ingest(
+            [Document("other", passages()[1])]
+        )  # past the collections' own methods
     wait_until(lambda: tenant.chat.catalogue.passages.chars > before)
     messages = [{"role": "user", "content": passages()[1] + ASK}]
     assert chunks(chat(talk, messages, max_tokens=1)) == 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ragkv.retrieval.rag import Rag
+from ragkv.retrieval.rag import Corpus
 
 from .conftest import Run
 
@@ -15,16 +15,16 @@ from .conftest import Run
 def test_a_signal_keeps_what_is_done_and_the_same_command_goes_on(
     run: Run, documents: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    encode = Rag.encode
+    encode = Corpus.encode
     handler = signal.getsignal(number)
 
-    def interrupted(rag: Rag, *arguments: Any) -> Any:
+    def interrupted(rag: Corpus, *arguments: Any) -> Any:
         if arguments[0]:  # the documents
             signal.raise_signal(number)
         return encode(rag, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Rag, "encode", interrupted)
+        patch.setattr(Corpus, "encode", interrupted)
         ran = run("ingest", documents, "--json")
     assert ran.code == 130 and ran.err.count("the same command goes on") == 1
     assert signal.getsignal(number) is handler

@@ -12,17 +12,17 @@ PROGRAM = """
 import sys
 from ragkv.store import open_store
 from ragkv.config import EngineConfig, RedisConfig, StoreConfig
-from ragkv.retrieval.rag import Rag
+from ragkv.retrieval.rag import Corpus, Rag
 from ragkv.store import Store
 
 home, model, url = sys.argv[1:]
 if url:
     open_store(StoreConfig(redis=RedisConfig(url=url))).close()
 else:
-    with Rag.open(home, model, embedder=None) as rag:
-        rag.ingest([home + "/text.txt"])
+    with Rag(Corpus.open(home, model, embedder=None)) as rag:
+        rag.corpus.ingest([home + "/text.txt"])
         rag.ask("Who?", max_new_tokens=1)
-        list(rag.stream("Who?", (), rag.engine.session("s"), max_new_tokens=1))
+        list(rag.stream("Who?", session=rag.engine.session("s"), max_new_tokens=1))
 print(sorted(name for name in sys.modules if name.startswith("ragkv.cluster")))
 """
 

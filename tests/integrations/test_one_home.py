@@ -16,7 +16,7 @@ from ragkv import EngineConfig, PromptConfig
 from ragkv.errors import ConfigError, RagKVError
 from ragkv.home import KnownHome
 from ragkv.retrieval import Document
-from ragkv.retrieval.rag import Rag
+from ragkv.retrieval.rag import Corpus, Rag
 from tests.reader import READER
 
 QUESTION = "Where does Ada Quill live?"
@@ -30,8 +30,10 @@ TEXTS = (
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An index without KV, made by the reader; from then on nobody names a model."""
     monkeypatch.setattr("ragkv.retrieval.embedders.minilm_path", lambda: None)
-    with Rag.open(tmp_path / "home", READER, EngineConfig(dtype="float32"), chunk_tokens=64) as rag:
-        rag.ingest(
+    with Rag(
+        Corpus.open(tmp_path / "home", READER, EngineConfig(dtype="float32"), chunk_tokens=64)
+    ) as rag:
+        rag.corpus.ingest(
             [Document(f"{number}.md", text) for number, text in enumerate(TEXTS)], encode=False
         )
     monkeypatch.delenv("RAGKV_MODEL")
@@ -39,7 +41,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def library(home: Path, stack: ExitStack) -> Iterator[dict[str, Any]]:
-    rag = stack.enter_context(Rag.open(home))
+    rag = stack.enter_context(Rag(Corpus.open(home)))
     while True:
         reuse = rag.ask(QUESTION, max_new_tokens=4).answer.reuse
         yield {"missed_chunks": reuse.missed_chunks, "reused": reuse.exact + reuse.fused}
@@ -85,7 +87,7 @@ def langchain(home: Path, stack: ExitStack) -> Iterator[dict[str, Any]]:
     pytest.importorskip("langchain_core", reason="needs langchain-core (extra langchain)")
     from ragkv.integrations.langchain import ChatRagKV, RagKVRetriever
 
-    rag = stack.enter_context(Rag.open(home))
+    rag = stack.enter_context(Rag(Corpus.open(home)))
     model = ChatRagKV(engine=rag.engine, max_tokens=4)
     retriever = RagKVRetriever(rag=rag)
     while True:
@@ -135,7 +137,7 @@ def test_a_home_knows_its_model_and_settings_and_refuses_another_model(
     with pytest.raises(
         ConfigError, match=r"was made with the model '.*reader'.*Leave the model out"
     ):
-        Rag.open(home, "smollm2")
+        Rag(Corpus.open(home, "smollm2"))
     known = KnownHome.at(home)
     assert (known.model, known.kept["chunk_tokens"], known.kept["settings"]["dtype"]) == (
         READER,
@@ -157,7 +159,7 @@ def test_a_home_knows_its_model_and_settings_and_refuses_another_model(
 def test_an_index_that_cannot_be_closed_leaves_no_engine_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rag = Rag.open(tmp_path / "home", READER)
+    rag = Rag(Corpus.open(tmp_path / "home", READER))
 
     def refuse() -> None:
         raise OSError("The disk went away.")

@@ -13,7 +13,7 @@ from ragkv.errors import InputError
 from ragkv.lab.gate import gate
 from ragkv.lab.gate_prompts import gate_prompts, read_questions
 from ragkv.retrieval import Document
-from ragkv.retrieval.rag import Rag
+from ragkv.retrieval.rag import Corpus, Rag
 from tests.cli.conftest import model_folder  # noqa: F401 - a fixture
 
 WORDS = ("mill", "town", "paper", "rope", "quill")
@@ -26,8 +26,8 @@ TEXTS = [
 @pytest.fixture
 def rag(model_folder: Path, tmp_path: Path) -> Iterator[Rag]:  # noqa: F811
     config = EngineConfig(store=StoreConfig(directory=str(tmp_path)))
-    with Engine.from_pretrained(model_folder, config) as engine, Rag(engine, None) as rag:
-        rag.ingest([Document(str(number), text) for number, text in enumerate(TEXTS)])
+    with Engine.from_pretrained(model_folder, config) as engine, Rag(Corpus(engine, None)) as rag:
+        rag.corpus.ingest([Document(str(number), text) for number, text in enumerate(TEXTS)])
         yield rag
 
 
@@ -80,5 +80,5 @@ def test_a_file_without_questions_says_what_it_should_hold(tmp_path: Path, text:
 
 
 def test_a_corpus_of_two_passages_gives_no_prompts(rag: Rag) -> None:
-    rag.delete([str(number) for number in range(2, len(TEXTS))])
+    rag.corpus.delete([str(number) for number in range(2, len(TEXTS))])
     assert gate_prompts(rag) == []

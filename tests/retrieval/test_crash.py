@@ -30,7 +30,7 @@ SCRIPT = """if True:
     def write(start):
         with open_index() as index:
             for version in range(start, start + 10_000):
-                index.ingest(corpus(version))
+                index.writer.ingest(corpus(version))
                 index.search("shared1 words", retriever="bm25")
 
     def check(expected_documents):

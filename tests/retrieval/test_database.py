@@ -64,7 +64,7 @@ def test_a_cancelled_request_ends_a_query_and_a_transaction_in_the_middle(tmp_pa
         Document(f"{n}", f"word {n}", metadata={f"a{k}": k for k in range(50)}) for n in range(300)
     ]
     with Index(tmp_path, Splitter(len, 100)) as index:
-        index.ingest(documents)
+        index.writer.ingest(documents)
         where = {f"a{k}": {"gte": 0} for k in range(50)}
         query = Stop(3)
         with pytest.raises(CancelledError):
@@ -73,7 +73,7 @@ def test_a_cancelled_request_ends_a_query_and_a_transaction_in_the_middle(tmp_pa
         before = index.stats()
         writing = Stop(1)
         with pytest.raises(CancelledError):
-            index.delete([document.id for document in documents], check=writing)
+            index.writer.delete([document.id for document in documents], check=writing)
         assert (index.stats(), len(index.search("word", 10, where=where))) == (before, 10)
 
 
@@ -85,7 +85,7 @@ def test_work_that_pauses_between_steps_never_pauses_while_it_holds_the_index(
     check = PausingCheck(lambda: paused.append(stopping.asked), stopping)
     where = {f"a{k}": {"gte": 0} for k in range(50)}
     with Index(tmp_path, Splitter(len, 100)) as index:
-        index.ingest(
+        index.writer.ingest(
             [
                 Document(f"{n}", f"word {n}", metadata={f"a{k}": k for k in range(50)})
                 for n in range(300)
@@ -103,7 +103,7 @@ def test_metadata_is_stored_once_for_a_document_and_deleting_gives_its_space_bac
     for name, metadata in (("plain", {}), ("more", {"x": "y" * 20_000})):
         with Index(tmp_path / name, Splitter(len, 100)) as index:
             empty = index_bytes(tmp_path / name)
-            index.ingest(
+            index.writer.ingest(
                 [Document("d", " ".join(f"w{n}" for n in range(9_000)), "s" * 1_000, metadata)]
             )
             assert (
@@ -112,6 +112,6 @@ def test_metadata_is_stored_once_for_a_document_and_deleting_gives_its_space_bac
                 else True
             )
             sizes.append(index_bytes(tmp_path / name))
-            index.delete("d")
+            index.writer.delete("d")
             assert index_bytes(tmp_path / name) <= empty + 16_384
     assert sizes[1] - sizes[0] < 40_000

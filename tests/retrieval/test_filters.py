@@ -21,7 +21,7 @@ METADATA: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def index() -> Iterator[Index]:
     with Index(None, splitter=word_splitter()) as index:
-        index.ingest(
+        index.writer.ingest(
             Document(name, f"word {name}", f"{name}.txt", metadata)
             for name, metadata in METADATA.items()
         )

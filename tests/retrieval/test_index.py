@@ -19,7 +19,7 @@ from ragkv.errors import (
     StoreReadOnlyError,
 )
 from ragkv.retrieval import Document, Index
-from ragkv.retrieval.values import Vectors
+from ragkv.retrieval.ingested import Vectors
 from tests.retrieval.fakes import HashEmbedder, word_splitter
 from tests.scheduling.helpers import together
 
@@ -39,7 +39,7 @@ def index(tmp_path: Path, embedder: HashEmbedder) -> Iterator[Index]:
 
 
 def test_new_documents_are_added_and_their_passages_reported(index: Index) -> None:
-    report = index.ingest([A, B])
+    report = index.writer.ingest([A, B])
     assert (report.added, report.changed, report.unchanged, report.deleted) == (
         ("a", "b"),
         (),
@@ -57,18 +57,18 @@ def test_new_documents_are_added_and_their_passages_reported(index: Index) -> No
 def test_an_unchanged_document_is_neither_split_nor_embedded(
     index: Index, embedder: HashEmbedder
 ) -> None:
-    index.ingest([A, B])
+    index.writer.ingest([A, B])
     index.search("fish")
     written = (Path(index.directory or "") / "index.sqlite").stat().st_mtime_ns
-    report = index.ingest([A, B])
+    report = index.writer.ingest([A, B])
     assert (report.unchanged, report.embedded_texts, report.removed_passages) == (("a", "b"), 0, ())
     assert len(embedder.embedded) == 4
     assert (Path(index.directory or "") / "index.sqlite").stat().st_mtime_ns == written
 
 
 def test_only_what_changed_in_a_document_is_embedded(index: Index, embedder: HashEmbedder) -> None:
-    index.ingest([A, B])
-    report = index.ingest([Document("a", "one fish\n\nblue fish", metadata={"n": 1})])
+    index.writer.ingest([A, B])
+    report = index.writer.ingest([Document("a", "one fish\n\nblue fish", metadata={"n": 1})])
     assert (report.changed, report.added) == (("a",), ())
     assert (
         [p.text for p in report.removed_passages]
@@ -83,8 +83,8 @@ def test_only_what_changed_in_a_document_is_embedded(index: Index, embedder: Has
 def test_changed_metadata_is_seen_by_filters_and_embeds_nothing(
     index: Index, embedder: HashEmbedder
 ) -> None:
-    index.ingest([A])
-    report = index.ingest([Document("a", A.text, metadata={"n": 2})])
+    index.writer.ingest([A])
+    report = index.writer.ingest([Document("a", A.text, metadata={"n": 2})])
     assert (report.changed, report.removed_passages) == (("a",), ())
     assert len(embedder.embedded) == 2
     assert index.search("fish", where={"n": 1}) == []
@@ -94,15 +94,15 @@ def test_changed_metadata_is_seen_by_filters_and_embeds_nothing(
 def test_a_different_splitter_makes_every_document_changed(tmp_path: Path) -> None:
     for tokens, expected in ((2, 2), (4, 1)):
         with Index(tmp_path, splitter=word_splitter(tokens)) as index:
-            report = index.ingest([A])
+            report = index.writer.ingest([A])
             assert len(index.passages()) == expected
     assert report.changed == ("a",)
 
 
 def test_a_deleted_document_leaves_no_trace_in_any_file(index: Index) -> None:
-    index.ingest([Document("a", "zanzibar spices"), B])
+    index.writer.ingest([Document("a", "zanzibar spices"), B])
     index.search("zanzibar")
-    removal = index.delete(["a", "a", "never there"])
+    removal = index.writer.delete(["a", "a", "never there"])
     assert removal.deleted == ("a",)
     assert (
         [p.text for p in removal.removed_passages]
@@ -118,23 +118,25 @@ def test_a_deleted_document_leaves_no_trace_in_any_file(index: Index) -> None:
 def test_a_shared_passage_is_embedded_once_found_once_and_outlives_one_of_its_documents(
     index: Index, embedder: HashEmbedder
 ) -> None:
-    index.ingest([Document("x", "same words"), Document("y", "same words", metadata={"n": 2})])
+    index.writer.ingest(
+        [Document("x", "same words"), Document("y", "same words", metadata={"n": 2})]
+    )
     assert embedder.embedded == ["same words"]
     assert len({p.id for p in index.passages()}) == 2
     (hit,) = index.search("same words")
     assert hit.passage.document_id == "x"
     (hit,) = index.search("same words", where={"n": 2})
     assert hit.passage.document_id == "y", "the first that meets the filter"
-    removal = index.delete("x")
+    removal = index.writer.delete("x")
     # the KV of the text is still needed
     assert (len(removal.removed_passages), removal.forgotten_passages) == (1, ())
     (hit,) = index.search("same words")
     assert hit.passage.document_id == "y"
-    assert len(index.delete("y").forgotten_passages) == 1
+    assert len(index.writer.delete("y").forgotten_passages) == 1
 
 
 def test_a_repeated_text_in_one_document_is_two_passages_with_their_own_spans(index: Index) -> None:
-    index.ingest([Document("x", "same words\n\nsame words")])
+    index.writer.ingest([Document("x", "same words\n\nsame words")])
     (hit,) = index.search("same words")
     assert hit.passage.span == (0, 10)
     assert [p.span for p in index.passages()] == [(0, 10), (12, 22)]
@@ -143,23 +145,23 @@ def test_a_repeated_text_in_one_document_is_two_passages_with_their_own_spans(in
 def test_the_same_document_passed_twice_counts_once_and_two_with_one_id_are_refused(
     index: Index,
 ) -> None:
-    assert index.ingest([A, A]).added == ("a",)
+    assert index.writer.ingest([A, A]).added == ("a",)
     with pytest.raises(InputError, match="Two different documents have the id 'a'"):
-        index.ingest([A, Document("a", "else")])
+        index.writer.ingest([A, Document("a", "else")])
 
 
 def test_an_ingestion_that_fails_changes_nothing(index: Index) -> None:
-    index.ingest([A])
+    index.writer.ingest([A])
 
     def documents() -> Iterator[Document]:
         yield B
         raise DocumentError("unreadable")
 
     with pytest.raises(DocumentError):
-        index.ingest(documents())
+        index.writer.ingest(documents())
     assert index.document_ids() == ["a"]
     with pytest.raises(DocumentError, match="not JSON"):
-        index.ingest([B, Document("c", "text", metadata={"when": object()})])
+        index.writer.ingest([B, Document("c", "text", metadata={"when": object()})])
     assert index.document_ids() == ["a"]
 
 
@@ -172,9 +174,9 @@ def test_half_a_surrogate_pair_is_an_error_in_a_document_and_harmless_in_a_query
         Document("c", "x", metadata={"k": "\ud800"}),
     ):
         with pytest.raises(DocumentError, match="half a character"):
-            index.ingest([A, bad])
+            index.writer.ingest([A, bad])
     assert index.document_ids() == []
-    index.ingest([A])
+    index.writer.ingest([A])
     assert len(index.search("fish \udcff")) == 2
 
 
@@ -188,15 +190,15 @@ def test_an_interrupted_ingestion_keeps_the_vectors_computed_so_far(tmp_path: Pa
     many = [Document(str(i), f"number {i}") for i in range(100)]
     with Index(tmp_path, splitter=word_splitter(), embedder=Tiring()) as index:
         with pytest.raises(KeyboardInterrupt):
-            index.ingest(many)
+            index.writer.ingest(many)
         assert (index.document_ids(), index.search("number"), index.stats().texts) == ([], [], 0)
     with Index(tmp_path, splitter=word_splitter(), embedder=HashEmbedder()) as index:
-        assert index.ingest(many).embedded_texts == 100 - 64
+        assert index.writer.ingest(many).embedded_texts == 100 - 64
 
 
 def test_reopening_restores_everything_without_embedding_or_pickling(tmp_path: Path) -> None:
     with Index(tmp_path, splitter=word_splitter(2), embedder=HashEmbedder()) as index:
-        index.ingest([A, B])
+        index.writer.ingest([A, B])
         before = {
             name: index.search("blue bread", retriever=name) for name in ("bm25", "dense", "fused")
         }
@@ -211,13 +213,13 @@ def test_reopening_restores_everything_without_embedding_or_pickling(tmp_path: P
 
 def test_documents_ingested_by_another_process_are_found_at_the_next_search(tmp_path: Path) -> None:
     with (
-        Index(tmp_path, splitter=word_splitter()) as writer,
+        Index(tmp_path, splitter=word_splitter()) as index,
         Index(tmp_path, read_only=True) as reader,
     ):
         assert reader.search("fish") == []
-        writer.ingest([A])
+        index.writer.ingest([A])
         assert [hit.passage.document_id for hit in reader.search("fish")] == ["a"]
-        writer.delete("a")
+        index.writer.delete("a")
         assert reader.search("fish") == []
 
 
@@ -228,7 +230,7 @@ def test_without_an_embedder_bm25_works_alone_and_warns_once(
         caplog.at_level(logging.WARNING, "ragkv"),
         Index(tmp_path, splitter=word_splitter()) as index,
     ):
-        report = index.ingest([A])
+        report = index.writer.ingest([A])
         assert (report.embedded_texts, len(index.search("fish"))) == (0, 1)
         index.search("fish")
         assert index.notice is not None
@@ -240,19 +242,19 @@ def test_texts_ingested_without_an_embedder_get_their_vectors_at_the_next_ingest
     tmp_path: Path,
 ) -> None:
     with Index(tmp_path, splitter=word_splitter()) as index:
-        index.ingest([A])
+        index.writer.ingest([A])
     with Index(tmp_path, splitter=word_splitter(), embedder=HashEmbedder()) as index:
         assert index.notice is not None
         assert "1 of 1 text found by BM25 only" in index.notice
         assert index.search("fish", retriever="dense") == []
-        assert index.ingest([A]).embedded_texts == 1
+        assert index.writer.ingest([A]).embedded_texts == 1
         assert len(index.search("fish", retriever="dense")) == 1
         assert index.notice is None
 
 
 def test_a_different_embedder_is_refused_with_both_names(tmp_path: Path) -> None:
     with Index(tmp_path, splitter=word_splitter(), embedder=HashEmbedder(64)) as index:
-        index.ingest([A])
+        index.writer.ingest([A])
     with pytest.raises(
         ConfigError, match=r"vectors of hash \(64 dimensions, hash:64:None\), not of hash \(hash:32"
     ):
@@ -262,7 +264,7 @@ def test_a_different_embedder_is_refused_with_both_names(tmp_path: Path) -> None
 def test_an_embedder_that_changes_its_width_is_named(tmp_path: Path) -> None:
     embedder = HashEmbedder(64)
     with Index(tmp_path, splitter=word_splitter(), embedder=embedder) as index:
-        index.ingest([A])
+        index.writer.ingest([A])
         embedder._dimension = 32
         with pytest.raises(
             ModelError, match=r"hash gave a vector of shape \(32,\) where the index has 64"
@@ -272,7 +274,7 @@ def test_an_embedder_that_changes_its_width_is_named(tmp_path: Path) -> None:
 
 def test_progress_is_reported_from_zero_to_all_texts(index: Index) -> None:
     seen: list[tuple[int, int]] = []
-    index.ingest([A, B], progress=lambda done, total: seen.append((done, total)))
+    index.writer.ingest([A, B], progress=lambda done, total: seen.append((done, total)))
     assert seen == [(0, 4), (4, 4)]
 
 
@@ -281,9 +283,9 @@ def test_a_read_only_index_must_exist_and_refuses_writes(tmp_path: Path) -> None
         Index(tmp_path / "none", read_only=True)
     assert not (tmp_path / "none").exists()
     with Index(tmp_path, splitter=word_splitter()) as index:
-        index.ingest([A])
+        index.writer.ingest([A])
     with Index(tmp_path, splitter=word_splitter(), read_only=True) as index:
-        for write in (lambda: index.ingest([B]), lambda: index.delete("a")):
+        for write in (lambda: index.writer.ingest([B]), lambda: index.writer.delete("a")):
             with pytest.raises(StoreReadOnlyError):
                 write()
 
@@ -292,12 +294,12 @@ def test_a_second_writer_in_another_process_is_refused_and_a_reader_is_not(tmp_p
     from filelock import FileLock
 
     with Index(tmp_path, splitter=word_splitter()) as index:
-        index.ingest([A])
+        index.writer.ingest([A])
         with FileLock(tmp_path / "writer.lock"):  # as another process holds it
             with pytest.raises(StoreLockedError, match="Another process is writing"):
-                index.ingest([B])
+                index.writer.ingest([B])
             assert len(index.search("fish")) == 1
-        index.ingest([B])
+        index.writer.ingest([B])
 
 
 def test_a_file_that_is_no_database_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
@@ -317,18 +319,18 @@ def test_an_index_of_a_later_format_is_refused(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_an_error_that_leaves_the_index_unchanged(tmp_path: Path) -> None:
     with Index(tmp_path, splitter=word_splitter()) as index:
-        index.ingest([A])
+        index.writer.ingest([A])
         pages = index.file.rows("PRAGMA page_count")[0][0]
         index.file.rows(f"PRAGMA max_page_count = {pages}")  # SQLite then reports a full disk
         with pytest.raises(StoreError, match="Free some space"):
-            index.ingest([Document("big", "word " * 100_000)])
+            index.writer.ingest([Document("big", "word " * 100_000)])
         assert index.document_ids() == ["a"]
         assert len(index.search("fish")) == 1
 
 
 def test_searches_and_ingestions_in_many_threads_do_not_disturb_each_other(tmp_path: Path) -> None:
     with Index(tmp_path, splitter=word_splitter(2), embedder=HashEmbedder()) as index:
-        index.ingest([A])
+        index.writer.ingest([A])
         done = threading.Event()
 
         def search() -> None:
@@ -340,8 +342,8 @@ def test_searches_and_ingestions_in_many_threads_do_not_disturb_each_other(tmp_p
         def write() -> None:
             try:
                 for round_ in range(8):
-                    index.ingest([Document("b", f"bread {round_}")])
-                index.delete("b")
+                    index.writer.ingest([Document("b", f"bread {round_}")])
+                index.writer.delete("b")
             finally:
                 done.set()
 
@@ -367,6 +369,6 @@ def test_an_index_waits_at_the_embedder_for_the_turn_of_its_owner() -> None:
 
     owners: list[str] = []
     with Index(None, splitter=word_splitter(), embedder=Asked(), owner="harbour") as index:
-        index.ingest([A])
+        index.writer.ingest([A])
         index.search("gulls")
     assert owners == ["harbour", "harbour"]

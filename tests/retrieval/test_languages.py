@@ -13,7 +13,7 @@ SET = json.loads((Path(__file__).parent / "languages.json").read_text("utf-8"))
 @pytest.fixture(scope="module")
 def index() -> Index:
     made = Index(None, splitter=Splitter(len))
-    made.ingest([Document(**one) for one in SET["documents"]])
+    made.writer.ingest([Document(**one) for one in SET["documents"]])
     return made
 
 

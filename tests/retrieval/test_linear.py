@@ -118,7 +118,7 @@ def cost(name: str, size: int, folder: Path) -> Cost:
         try:
             found = list(load_bytes(Path(name), data))
             documents = [one for one in found if isinstance(one, Document)]
-            index.ingest(documents)
+            index.writer.ingest(documents)
         except DocumentError:
             documents = []
         finally:
@@ -127,7 +127,7 @@ def cost(name: str, size: int, folder: Path) -> Cost:
             tracemalloc.stop()
         index.search("mill", 3)
         used = index_bytes(folder)
-        index.delete([one.id for one in documents])
+        index.writer.delete([one.id for one in documents])
         assert index_bytes(folder) < 150_000, "deleting has freed the space"
     return Cost(calls, tokenized, peak, used)
 

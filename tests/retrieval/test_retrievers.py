@@ -38,7 +38,7 @@ KINDS = {
 @pytest.fixture
 def index() -> Iterator[Index]:
     with Index(None, splitter=word_splitter(), embedder=HashEmbedder(256)) as index:
-        index.ingest(
+        index.writer.ingest(
             Document(name, text, metadata={"kind": KINDS[name]}) for name, text in FACTS.items()
         )
         yield index
@@ -68,12 +68,12 @@ class TestRetrieverContract:
 
     def test_a_blank_query_and_an_empty_index_find_nothing(self, index: Index, name: str) -> None:
         assert index.search(" \n", retriever=name) == []
-        index.delete(index.document_ids())
+        index.writer.delete(index.document_ids())
         assert index.search("capital", retriever=name) == []
 
     def test_equal_scores_are_ordered_by_ingestion(self, index: Index, name: str) -> None:
-        index.delete(index.document_ids())
-        index.ingest(
+        index.writer.delete(index.document_ids())
+        index.writer.ingest(
             [Document("x", "same one"), Document("y", "same two"), Document("z", "same six")]
         )
         for k in (1, 2, 3):
@@ -95,13 +95,13 @@ def test_terms_are_words_and_pairs_of_characters_where_words_are_not_spaced() ->
 
 def test_words_that_differ_in_their_marks_are_different_words() -> None:
     with Index(None, splitter=word_splitter()) as index:
-        index.ingest([Document("x", "\u0926\u093f\u0928 \u0915\u093e \u0915\u093e\u092e")])
+        index.writer.ingest([Document("x", "\u0926\u093f\u0928 \u0915\u093e \u0915\u093e\u092e")])
         assert index.search("\u0926\u093e\u0928") == []
 
 
 def test_a_query_may_hold_anything() -> None:
     with Index(None, splitter=word_splitter()) as index:
-        index.ingest([Document("x", "word AND \u2474 near"), Document("y", "none")])
+        index.writer.ingest([Document("x", "word AND \u2474 near"), Document("y", "none")])
         for query in (
             'word" OR *',
             "NEAR(word)",
@@ -128,7 +128,7 @@ def test_fusion_adds_the_reciprocals_of_60_plus_rank() -> None:
 
 def test_a_long_text_scores_as_its_best_window_and_k_texts_are_still_returned() -> None:
     with Index(None, splitter=word_splitter(), embedder=HashEmbedder(256, window_words=2)) as index:
-        index.ingest(
+        index.writer.ingest(
             [Document("long", "one two blue whale five six"), Document("short", "blue sky")]
         )
         hits = index.search("blue whale", k=2, retriever="dense")

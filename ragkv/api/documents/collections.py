@@ -23,7 +23,7 @@ from ragkv.engine import Engine
 from ragkv.entries import WarmReport
 from ragkv.errors import DeadlineError, QueueError, StoreError
 from ragkv.retrieval import IngestReport, Passage
-from ragkv.retrieval.rag import Rag
+from ragkv.retrieval.rag import Corpus, Rag
 from ragkv.runtime import (
     Check,
     Closing,
@@ -75,14 +75,14 @@ class Collections(Closing):
     def __init__(
         self,
         directory: Path,
-        open_index: Callable[[Path], Rag],
+        open_corpus: Callable[[Path], Corpus],
         engine: Engine,
         pool: CollectionPool,
         reserve: Reserve,
         chat: ChatEngine,
         known_chars: int,
     ) -> None:
-        """`directory` is the tenant's; `open_index` opens the index in a folder, on the tenant's
+        """`directory` is the tenant's; `open_corpus` opens the corpus in a folder, on the tenant's
         `engine`; `reserve` is the home's. `chat` knows the passages, up to `known_chars`.
         """
         self.folders = CollectionFolders(directory)
@@ -90,7 +90,7 @@ class Collections(Closing):
         self.journal = DeletionJournal(directory)
         self._engine = engine
         self._chat = chat
-        self._open_index = open_index
+        self._open_corpus = open_corpus
         self._pool = pool
         self._reserve = reserve
         self.deletions = 0  # of texts, by this process or told by others; it only grows
@@ -157,10 +157,10 @@ class Collections(Closing):
         `allow` raises if the tenant may not store them: of two requests that each fit alone, only
         one is accepted.
         """
-        split = parsed.passages if parsed.split_by == rag.splitter.fingerprint else None
+        split = parsed.passages if parsed.split_by == rag.corpus.splitter.fingerprint else None
         with acquired(self._dropping, check):
             allow()
-            report = rag.index.ingest(
+            report = rag.index.writer.ingest(
                 parsed.documents, split=split, check=check, on_forget=self._note
             )
             self._drop(passage.text for passage in report.forgotten_passages)
@@ -180,7 +180,7 @@ class Collections(Closing):
         ends = time.monotonic() + AT_ONCE_S
         ids = (*report.added, *report.changed, *report.unchanged)
         try:
-            chunks = rag.chunks(ids, check)
+            chunks = rag.corpus.chunks(ids, check)
         except QueueError:  # the documents are stored all the same
             return WarmReport(0, 0, 0, left=sum(len(rag.index.passages(each)) for each in ids))
 
@@ -212,7 +212,7 @@ class Collections(Closing):
         more. What `check` raises leaves all as it was.
         """
         with acquired(self._dropping, check):
-            removal = rag.index.delete(document_ids, self._note, check)
+            removal = rag.index.writer.delete(document_ids, self._note, check)
             self._drop(passage.text for passage in removal.forgotten_passages)
         self._leave_disk()
         self.known_passages.refresh(at_once=True)
@@ -274,7 +274,7 @@ class Collections(Closing):
         with self.folders.lock:
             if self.folders.key(name) != key:
                 raise not_found("collection", name, param)
-            return self._open_index(key.path)
+            return Rag(self._open_corpus(key.path))
 
     def _drop(self, texts: Iterable[str]) -> None:
         """Drop the KV of those `texts` that no collection holds. The caller holds `_dropping`."""

@@ -11,7 +11,7 @@ from ragkv.errors import DocumentError
 from ragkv.runtime import Closing
 from ragkv.runtime.lone_process import Bounds, LoneProcess, LoneProcessError
 
-from ..values import Document
+from ..ingested import Document
 from .loaders import load_bytes
 from .reading import ParseLimits
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ragkv.errors import DocumentError
 
-from ..values import Document
+from ..ingested import Document
 from .reading import AUTO, FileContent, Loaded, clean, decode, marked_encoding
 
 

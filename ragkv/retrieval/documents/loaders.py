@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ragkv.errors import DocumentError
 
-from ..values import Document
+from ..ingested import Document
 from .files import has_loader, kind_of
 from .formats import KNOWN, loader_of
 from .reading import UNLIMITED, FileContent, Loaded, ParseLimits

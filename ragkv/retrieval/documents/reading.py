@@ -20,7 +20,7 @@ import webencodings
 
 from ragkv.errors import DocumentError, DocumentLimitError, MissingExtraError
 
-from ..values import Document
+from ..ingested import Document
 from .escapes import unescaped, with_letters, without_controls
 
 # `AUTO` in place of an encoding has it guessed for text that is not UTF-8.

@@ -1,11 +1,12 @@
 """Retrieval and engine joined: documents in, answers with sources out."""
 
-from .corpus import RagIngestReport, splitter_of
+from .corpus import Corpus, RagIngestReport, splitter_of
 from .files import FileOptions, FileOutcome, FileProgress, nothing_read, printable
-from .rag import Rag, RagAnswer, question_before
+from .rag import Rag, RagAnswer
 from .sweep import sweep
 
 __all__ = [
+    "Corpus",
     "FileOptions",
     "FileOutcome",
     "FileProgress",
@@ -14,7 +15,6 @@ __all__ = [
     "RagIngestReport",
     "nothing_read",
     "printable",
-    "question_before",
     "splitter_of",
     "sweep",
 ]

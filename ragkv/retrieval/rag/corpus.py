@@ -1,4 +1,4 @@
-"""Documents and the KV of their passages: opened, and kept in step.
+"""A corpus: documents and the KV of their passages, opened and kept in step.
 
 Ingesting encodes the KV of new passages, and deletes from every tier the KV of passages that no
 document holds any more.
@@ -43,10 +43,8 @@ class RagIngestReport:
     __repr__ = brief
 
 
-class RagCorpus(Closing):
-    """Documents of an index, and the engine that has the KV of their passages: the part of a `Rag`
-    that no question needs.
-    """
+class Corpus(Closing):
+    """The documents of an index, and the engine that has the KV of their passages."""
 
     def __init__(
         self,
@@ -116,7 +114,7 @@ class RagCorpus(Closing):
             embedder = embedder or resolve_embedder(
                 known.kept.get("embedder"), device=engine.config.device
             )
-            rag = cls(
+            corpus = cls(
                 engine,
                 known.path / "index",
                 chunk_tokens=chunk_tokens,
@@ -124,8 +122,8 @@ class RagCorpus(Closing):
                 home=known,
                 writes=writes,
             )
-            rag._closing = stack.pop_all()
-        return rag
+            corpus._closing = stack.pop_all()
+        return corpus
 
     def ingest(
         self,
@@ -150,7 +148,7 @@ class RagCorpus(Closing):
             if (problem := nothing_read(paths, read.files)) is not None:
                 raise DocumentError(problem)
             return read
-        report = self.index.ingest(documents, progress=on_embed)
+        report = self.index.writer.ingest(documents, progress=on_embed)
         deleted = self._forget(report.forgotten_passages)
         ids = (*report.added, *report.changed, *report.unchanged)
         return RagIngestReport(report, self.encode(ids if encode else (), on_encode), deleted)
@@ -207,7 +205,7 @@ class RagCorpus(Closing):
         """Delete documents with their passages, and the KV of each text that no other document
         holds.
         """
-        removal = self.index.delete(document_ids)
+        removal = self.index.writer.delete(document_ids)
         self._forget(removal.forgotten_passages)
         return removal
 
@@ -260,7 +258,7 @@ def _paths_or_documents(source: Any) -> tuple[list[str | Path], list[Document]]:
     if len(items) not in (len(paths), len(documents)):
         kinds = ", ".join(sorted({type(item).__name__ for item in items}))
         raise TypeError(
-            f"Rag.ingest takes a path, paths or documents, all of one kind, not {kinds}. "
+            f"Corpus.ingest takes a path, paths or documents, all of one kind, not {kinds}. "
             "Make a Document(id, text) of each text, or give the path of a file or folder."
         )
     return paths, documents

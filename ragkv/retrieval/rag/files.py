@@ -25,8 +25,8 @@ from ..documents.formats import KNOWN
 from ..documents.loaders import check_not_blank, load_bytes, read_bytes
 from ..documents.reading import LOST, UNLIMITED, ParseLimits
 from ..index import Index
+from ..ingested import Document, FileRecord, IngestReport
 from ..passages import Passage
-from ..values import Document, FileRecord, IngestReport
 
 logger = logging.getLogger(__name__)
 
@@ -262,7 +262,7 @@ class FileReader:
         loaded = list(load(path, data, self._options.encoding, self._options.limits))
         documents = [one for one in loaded if isinstance(one, Document)]
         errors = [str(one) for one in loaded if isinstance(one, DocumentError)]
-        report = self._index.ingest(documents, file=None if errors else record, embed=False)
+        report = self._index.writer.ingest(documents, file=None if errors else record, embed=False)
         self._changed(report)
         ids = tuple(dict.fromkeys(document.id for document in documents))
         if errors:

@@ -5,24 +5,21 @@ knows no command line and no network protocol.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Unpack, get_args
 
 from ragkv.conversations import Session
+from ragkv.engine import Engine
 from ragkv.errors import InputError
 from ragkv.prompt import AnswerOptions
 from ragkv.prompt.history import PartKind
-from ragkv.retrieval import (
-    Hit,
-    Passage,
-    Where,
-)
-from ragkv.runtime import Check, no_check
+from ragkv.retrieval import Hit, Index, Passage, Where
+from ragkv.runtime import Check, Closing, no_check
 from ragkv.runtime.arguments import check_words
 from ragkv.types import Answer, Chunk, TokenEvent, brief
 
-from .corpus import RagCorpus
+from .corpus import Corpus
 
 Order = Literal["best-last", "score", "document"]
 # How many chunks a question gets, as in the evaluation of the CacheBlend paper.
@@ -40,10 +37,24 @@ class RagAnswer:
     __repr__ = brief
 
 
-class Rag(RagCorpus):
-    """One corpus and the engine that answers from it: `Rag.open(home)`, or an engine and an index
-    of your own.
-    """
+@dataclass(frozen=True, eq=False)
+class Rag(Closing):
+    """Answers from a corpus, which is closed with this: `Rag(Corpus.open(home))`."""
+
+    corpus: Corpus
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of the corpus."""
+        return self.corpus.engine
+
+    @property
+    def index(self) -> Index:
+        """The index of the corpus."""
+        return self.corpus.index
+
+    def close(self) -> None:
+        self.corpus.close()
 
     def retrieve(
         self,
@@ -53,15 +64,17 @@ class Rag(RagCorpus):
         retriever: str | None = None,
         where: Where | None = None,
         order: Order | None = None,
-        before: str = "",
+        before: Session | str | None = None,
         check: Check = no_check,
     ) -> tuple[Hit, ...]:
         """The best `k` passages, in the order of a prompt. What `check` raises between two steps
         ends the search.
 
-        `before` is the question before in a conversation: a follow-up is searched with it.
+        `before` is the conversation, or its last question: a follow-up is searched with that.
         """
-        query = search_text(question, before)
+        if isinstance(before, Session):
+            before = question_before(before, self.engine.tokenizer)
+        query = search_text(question, before or "")
         hits = self.index.search(query, k, retriever=retriever, where=where, check=check)
         return self.in_order(hits, order)
 
@@ -92,16 +105,23 @@ class Rag(RagCorpus):
     def stream(
         self,
         question: str,
-        hits: Iterable[Hit],
+        k: int = DEFAULT_K,
+        *,
+        retriever: str | None = None,
+        where: Where | None = None,
+        order: Order | None = None,
         session: Session | None = None,
         **how: Unpack[AnswerOptions],
-    ) -> Iterator[TokenEvent | Answer]:
-        """Token events, then the answer, from passages that were retrieved before. `how` is for
-        `Engine.stream`.
+    ) -> Iterator[TokenEvent | RagAnswer]:
+        """Retrieve passages, then token events as they come, and the answer. `how` is for
+        `Engine.stream`. Raises `InputError` for an empty question.
         """
-        return self.engine.stream(
-            question, [self.chunk(hit.passage) for hit in hits], session, **how
+        check_words("question", question)
+        hits = self.retrieve(
+            question, k, retriever=retriever, where=where, order=order, before=session
         )
+        for event in self.engine.stream(question, self.chunks_of(hits), session, **how):
+            yield event if isinstance(event, TokenEvent) else RagAnswer(event, hits)
 
     def ask(
         self,
@@ -114,19 +134,16 @@ class Rag(RagCorpus):
         session: Session | None = None,
         **how: Unpack[AnswerOptions],
     ) -> RagAnswer:
-        """Retrieve passages and answer from them. `how` is for `Engine.answer`.
-
-        Raises `InputError` for an empty question.
-        """
+        """The answer of `stream`, once missed chunks are stored: see `Engine.answer`."""
         check_words("question", question)
-        before = question_before(session, self.engine.tokenizer)
         hits = self.retrieve(
-            question, k, retriever=retriever, where=where, order=order, before=before
+            question, k, retriever=retriever, where=where, order=order, before=session
         )
-        answer = self.engine.answer(
-            question, [self.chunk(hit.passage) for hit in hits], session, **how
-        )
-        return RagAnswer(answer, hits)
+        return RagAnswer(self.engine.answer(question, self.chunks_of(hits), session, **how), hits)
+
+    def chunks_of(self, hits: Sequence[Hit]) -> list[Chunk]:
+        """The engine's chunks of hits."""
+        return [self.chunk(hit.passage) for hit in hits]
 
     def chunk(self, passage: Passage) -> Chunk:
         """The engine's chunk of a passage."""
@@ -144,9 +161,9 @@ def search_text(question: str, before: str) -> str:
     return f"{before.strip()[-BEFORE_CHARS:]}\n{question}" if before.strip() else question
 
 
-def question_before(session: Session | None, tokenizer: Any) -> str:
+def question_before(session: Session, tokenizer: Any | None) -> str:
     """The last question of a conversation; "" if it has none."""
-    if session is None or tokenizer is None:
+    if tokenizer is None:
         return ""
     history = session.history
     ids = history.token_ids

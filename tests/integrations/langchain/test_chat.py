@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from ragkv import Engine, RagKVError
 from ragkv.errors import DeadlineError, InputError
 from ragkv.integrations.langchain import ChatRagKV, RagKVRetriever
-from ragkv.retrieval.rag import Rag
+from ragkv.retrieval.rag import Corpus, Rag
 from tests.prompt.test_template import NO_SYSTEM, SILENT_ABOUT_SYSTEM
 from tests.toy_tokenizers import CHATML, byte_tokenizer
 
@@ -148,8 +148,8 @@ class TestEngines:
 def test_documents_of_a_retriever_are_recognised_by_the_model_on_its_engine(tiny: str) -> None:
     from ragkv.retrieval import Document as Source
 
-    with Engine.from_pretrained(tiny) as engine, Rag(engine, None) as rag:
-        rag.ingest(
+    with Engine.from_pretrained(tiny) as engine, Rag(Corpus(engine, None)) as rag:
+        rag.corpus.ingest(
             [
                 Source("a", A.page_content, "a.txt", {"year": 1820}),
                 Source("b", "Nothing of that.", "b.txt"),

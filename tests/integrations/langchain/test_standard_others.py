@@ -38,7 +38,7 @@ class TestRetriever(RetrieversIntegrationTests):
     @property
     def retriever_constructor_params(self) -> dict[str, Any]:
         index = Index(None, splitter=word_splitter(20), embedder=HashEmbedder())
-        index.ingest(
+        index.writer.ingest(
             Document(str(n), f"The mill of Marl makes paper of kind {n}.") for n in range(5)
         )
         return {"index": index, "k": 4}

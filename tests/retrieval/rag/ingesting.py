@@ -12,7 +12,7 @@ import torch
 
 import ragkv.retrieval.rag.files
 from ragkv import Engine, EngineConfig, StoreConfig
-from ragkv.retrieval.rag import FileOptions, FileProgress, Rag
+from ragkv.retrieval.rag import Corpus, FileOptions, FileProgress
 
 CHUNK_TOKENS = 16
 
@@ -44,9 +44,9 @@ def ingest_once(home: Path, model: Path, folder: Path, journal: Path) -> None:
     torch.set_num_threads(1)
     with (
         Engine.from_pretrained(model, config_of(home)) as engine,
-        Rag(engine, home / "index", chunk_tokens=CHUNK_TOKENS) as rag,
+        Corpus(engine, home / "index", chunk_tokens=CHUNK_TOKENS) as corpus,
     ):
-        rag.ingest_files([folder], FileOptions(on_file=on_file), on_encode=on_encode)
+        corpus.ingest_files([folder], FileOptions(on_file=on_file), on_encode=on_encode)
 
 
 def _note_parsing(note: Callable[..., None]) -> None:

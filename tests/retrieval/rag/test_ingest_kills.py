@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ragkv import Engine
-from ragkv.retrieval.rag import Rag
+from ragkv.retrieval.rag import Corpus
 from tests.cli.conftest import model_folder  # noqa: F401 - a fixture
 
 from .ingesting import CHUNK_TOKENS, config_of, ingest_once
@@ -64,10 +64,10 @@ def check_confirmed(home: Path, model: Path, lines: list[dict[str, Any]]) -> Non
     encoded = max((line["encoded"] for line in lines if "encoded" in line), default=0)
     with (
         Engine.from_pretrained(model, config_of(home, read_only=True)) as engine,
-        Rag(engine, home / "index", chunk_tokens=CHUNK_TOKENS) as rag,
+        Corpus(engine, home / "index", chunk_tokens=CHUNK_TOKENS) as corpus,
     ):
         for path in done:
-            document = rag.index.document(path)
+            document = corpus.index.document(path)
             assert document is not None, f"{path} was confirmed and is lost"
             assert document.text == Path(path).read_text()
         (disk,) = (tier for tier in engine.stats().store.tiers if tier.kind.value == "disk")

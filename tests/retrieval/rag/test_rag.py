@@ -11,7 +11,7 @@ from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.entries import Entries
 from ragkv.errors import RagKVError
 from ragkv.retrieval import Document
-from ragkv.retrieval.rag import Rag, sweep
+from ragkv.retrieval.rag import Corpus, Rag, sweep
 from tests.cli.conftest import model_folder  # noqa: F401 - a fixture
 
 DOCUMENTS = [
@@ -26,21 +26,21 @@ def rag(model_folder: Path, tmp_path: Path) -> Iterator[Rag]:  # noqa: F811
     config = EngineConfig(store=StoreConfig(directory=str(tmp_path / "kv")))
     with (
         Engine.from_pretrained(model_folder, config) as engine,
-        Rag(engine, tmp_path / "index") as rag,
+        Rag(Corpus(engine, tmp_path / "index")) as rag,
     ):
         yield rag
 
 
 def test_documents_that_share_a_text_share_an_entry(rag: Rag) -> None:
-    assert rag.ingest(DOCUMENTS).kv.encoded == 2
+    assert rag.corpus.ingest(DOCUMENTS).kv.encoded == 2
 
 
 def test_deleting_one_of_two_documents_with_a_text_keeps_its_entry(rag: Rag) -> None:
-    rag.ingest(DOCUMENTS)
+    rag.corpus.ingest(DOCUMENTS)
     entries = rag.engine.stats().store.tiers[-1].entries
-    rag.delete("b")
+    rag.corpus.delete("b")
     assert rag.engine.stats().store.tiers[-1].entries == entries
-    rag.delete("c")
+    rag.corpus.delete("c")
     for tier in rag.engine.stats().store.tiers:
         assert tier.entries == entries - 1, (
             "no document holds the text: its entry is gone from every tier"
@@ -48,8 +48,8 @@ def test_deleting_one_of_two_documents_with_a_text_keeps_its_entry(rag: Rag) -> 
 
 
 def test_a_sweep_deletes_entries_that_a_crash_between_index_and_store_left(rag: Rag) -> None:
-    rag.ingest(DOCUMENTS)
-    rag.index.delete("a")  # as if the process died before it told the engine
+    rag.corpus.ingest(DOCUMENTS)
+    rag.index.writer.delete("a")  # as if the process died before it told the engine
     home = Path(rag.engine.config.store.directory or "").parent
     assert sweep(rag.engine, home) == 1
     assert rag.engine.stats().store.tiers[-1].entries == 1
@@ -58,13 +58,13 @@ def test_a_sweep_deletes_entries_that_a_crash_between_index_and_store_left(rag: 
 
 def test_a_sweep_knows_the_collections_of_a_server_and_its_tenants(rag: Rag) -> None:
     home = Path(rag.engine.config.store.directory or "").parent
-    rag.ingest(DOCUMENTS[:1])
+    rag.corpus.ingest(DOCUMENTS[:1])
     for folder, tenant in ((home, ""), (home / "tenants" / "town", "town")):
         store = replace(rag.engine.config.store, directory=str(folder / "kv"), tenant=tenant)
         engine = rag.engine
         if tenant:
             engine = rag.engine.with_config(replace(rag.engine.config, store=store))
-        with Rag(engine, folder / "collections" / "c") as collection:
+        with Corpus(engine, folder / "collections" / "c") as collection:
             collection.ingest(DOCUMENTS[1:])
             engine.warm(["A text that no collection has."])
             engine.flush()
@@ -76,7 +76,7 @@ def test_a_sweep_knows_the_collections_of_a_server_and_its_tenants(rag: Rag) -> 
 
 
 def test_hits_come_in_the_order_that_is_asked_for_and_else_the_best_last(rag: Rag) -> None:
-    rag.ingest(DOCUMENTS)
+    rag.corpus.ingest(DOCUMENTS)
     best_first = rag.retrieve("paper of the mill of Marl", 3, order="score")
     in_order = rag.retrieve("paper of the mill of Marl", 3, order="document")
     best_last = rag.retrieve("the town of Marl", 3)
@@ -88,19 +88,19 @@ def test_hits_come_in_the_order_that_is_asked_for_and_else_the_best_last(rag: Ra
 
 @pytest.mark.parametrize("how", [{"order": ""}, {"order": "best"}, {"retriever": ""}])
 def test_an_unknown_order_or_retriever_is_refused(rag: Rag, how: dict[str, Any]) -> None:
-    rag.ingest(DOCUMENTS)
+    rag.corpus.ingest(DOCUMENTS)
     with pytest.raises(RagKVError, match=r"^Unknown (order|retriever) .* Known: "):
         rag.retrieve("paper of the mill of Marl", **how)
 
 
 def test_a_filter_excludes_documents_that_do_not_match(rag: Rag) -> None:
-    rag.ingest(DOCUMENTS)
+    rag.corpus.ingest(DOCUMENTS)
     hits = rag.retrieve("Marl", 5, where={"year": {"gte": 1900}})
     assert {hit.passage.document_id for hit in hits} == {"b"}
 
 
 def test_a_chunk_has_the_source_of_its_passage_as_metadata(rag: Rag) -> None:
-    rag.ingest(DOCUMENTS)
+    rag.corpus.ingest(DOCUMENTS)
     found = rag.ask("who makes paper?", 2, max_new_tokens=1)
     chunk = rag.chunk(found.hits[0].passage)
     assert (chunk.metadata["source"], chunk.metadata["document"], chunk.metadata["span"]) == (
@@ -118,9 +118,9 @@ def test_a_document_that_is_deleted_while_it_is_ingested_leaves_no_entry(
 
     def deleted_meanwhile(self: Entries, chunks: Any) -> Any:
         found = lacking(self, chunks)
-        rag.delete("a")
+        rag.corpus.delete("a")
         return found
 
     monkeypatch.setattr(Entries, "lacking", deleted_meanwhile)
-    assert rag.ingest(DOCUMENTS).kv.encoded == 1
+    assert rag.corpus.ingest(DOCUMENTS).kv.encoded == 1
     assert not rag.engine.entries.has(rag.engine.chunk(DOCUMENTS[0].text).token_ids)
