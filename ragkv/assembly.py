@@ -32,9 +32,9 @@ from .prompt.history import BlockWriter
 from .prompt.shared_model import neutral_ids
 from .prompt.template import template_runs
 from .runtime import is_missing
-from .scheduling import BackgroundTurns, Scheduler
+from .scheduling import IdleTime, Scheduler
 from .scheduling.encoding import BackgroundEncoder, Encoder
-from .store import Background, Entry, Identity, Store, TierKind, open_store
+from .store import Entry, Identity, JobQueue, Store, TierKind, open_store
 
 if TYPE_CHECKING:
     from .model.kcache import Offloading
@@ -55,7 +55,7 @@ class Parts:
     intake: Intake
     store: Store
     scheduler: Scheduler
-    background_turns: BackgroundTurns
+    idle_time: IdleTime
     fusor: Fusor
     controller: Controller
     profiler: Profiler
@@ -127,7 +127,7 @@ def assembled(
         )
         between = scheduler.between_layers
         encoder = Encoder(model.adapter, identity, prefix_ids, neutral, model.context, between)
-        turns = BackgroundTurns(model.compute, scheduler)
+        turns = IdleTime(model.compute, scheduler)
         background = BackgroundEncoder(encoder, store, turns)
         opened.callback(background.close)
         entries = Entries(background, intake, prefix_blocks, conversations.telling, unused)
@@ -204,7 +204,7 @@ def _block_writer(model: SharedModel, config: EngineConfig, store: Store) -> Blo
         window = model.adapter.context_length
         if window is not None:
             capacity_bytes = min(capacity_bytes, window * model.adapter.kv_bytes_per_token)
-    worker = Background[Entry](capacity_bytes, "ragkv-saver")
+    worker = JobQueue[Entry](capacity_bytes, "ragkv-saver")
     if session.directory is None:
         return BlockWriter(store, base, worker)
     own = replace(settings, directory=session.directory, read_only=False)

@@ -41,7 +41,7 @@ class Engine(Closing):
 
     `entries` and `conversations` are the doors to what is stored. The other attributes are for those
     who measure or serve: the `model` that engines share, the `intake` of requests, the `store`, the
-    `scheduler` with its `background_turns`, the `fusor`, and the `controller` with its `profiler`.
+    `scheduler` with its `idle_time`, the `fusor`, and the `controller` with its `profiler`.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Engine(Closing):
         self.intake = parts.intake
         self.store = parts.store
         self.scheduler = parts.scheduler
-        self.background_turns = parts.background_turns
+        self.idle_time = parts.idle_time
         self.fusor = parts.fusor
         self.controller = parts.controller
         self.profiler = parts.profiler

@@ -35,7 +35,7 @@ DEFAULT_MAX_TOKENS = 256
 SAVE_S = 5.0
 TITLE_CHARS = 80
 
-AnswerEvents = Generator[ServedPrompt | TokenEvent | Answer, None, None]
+AnswerSteps = Generator[ServedPrompt | TokenEvent | Answer, None, None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Answering:
         chunks: Sequence[Chunk],
         session: Session | None,
         **options: Unpack[AnswerOptions],
-    ) -> AnswerEvents:
+    ) -> AnswerSteps:
         """The prefill once it is done, token events, then the answer. The deadline and cancellation
         are the context's.
 

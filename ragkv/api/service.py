@@ -238,7 +238,7 @@ class Caller:
         tasks = self.service.task_pool
 
         def on_thread(context: WorkContext) -> T:
-            wait_idle = self.service.tenants.background_turns.wait_idle
+            wait_idle = self.service.tenants.idle_time.wait_idle
             return work(giving_way(context, wait_idle, lambda: len(tasks.computing)))
 
         return await tasks.run(self.request, on_thread)

@@ -25,7 +25,7 @@ from ragkv.retrieval import Embedder, Splitter
 from ragkv.retrieval.rag import Corpus, splitter_of
 from ragkv.runtime import Check, Closing, LeasePool, acquired, make_private_folder
 from ragkv.runtime.processor import cores
-from ragkv.scheduling import BackgroundTurns
+from ragkv.scheduling import IdleTime
 from ragkv.vllm.front import VllmBackend, VllmServer
 
 from .documents.collections import Collections, collection_pool
@@ -152,9 +152,9 @@ class Tenants(Closing):
         self.reserve.keep()
 
     @property
-    def background_turns(self) -> BackgroundTurns:
+    def idle_time(self) -> IdleTime:
         """When no answer runs on the model, of any tenant."""
-        return self._engine.background_turns
+        return self._engine.idle_time
 
     @property
     def splitter(self) -> Splitter | None:

@@ -81,7 +81,7 @@ def giving_way(context: WorkContext, wait_idle: WaitIdle, tasks: Callable[[], in
     """What a task calls before each batch, on its own thread: it pauses while answers run, and
     raises as `context`.
 
-    `wait_idle` waits while answers run (`BackgroundTurns.wait_idle`), `tasks` tells how many tasks run.
+    `wait_idle` waits while answers run (`IdleTime.wait_idle`), `tasks` tells how many tasks run.
     So all tasks together take about a fifth of a core from answers, and each still comes to an end.
     """
     began = resumed = time.thread_time()

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-Lookup = Future[dict[EntryKey, Bytes | None]]  # by key, the beginning of its head
+PendingLookup = Future[dict[EntryKey, Bytes | None]]  # by key, the beginning of its head
 
 GRACE_S = 0.25  # A thread is waited for so much longer than the connector's own timeout.
 LOOKUP_THREADS = 2  # Lookups have these threads of their own, so that they do not wait for layers.
@@ -64,7 +64,7 @@ class RemoteReader:
         # re-entrant: garbage collection may close an abandoned lease under it
         self._lock = threading.RLock()
 
-    def look_up(self, keys: Sequence[EntryKey]) -> Lookup:
+    def look_up(self, keys: Sequence[EntryKey]) -> PendingLookup:
         """Look for the heads of `keys` in one exchange."""
 
         def look() -> dict[EntryKey, Bytes | None]:

@@ -26,7 +26,7 @@ from . import values
 from .connector import Connector
 from .health import Health
 from .lease import RemoteLease
-from .reader import Lookup, RemoteReader
+from .reader import PendingLookup, RemoteReader
 from .tombstones import Tombstones
 from .values import RemoteHead
 
@@ -66,7 +66,7 @@ class RemoteTier(Tier):
         )
         self._deleting: set[EntryKey] = set()
         # ahead of their leases, and when they began
-        self._lookups: dict[EntryKey, tuple[Lookup, float]] = {}
+        self._lookups: dict[EntryKey, tuple[PendingLookup, float]] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._maintainer = threading.Thread(

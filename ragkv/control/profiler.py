@@ -11,7 +11,7 @@ from ragkv.config import EngineConfig
 from ragkv.errors import ProfileError, RagKVError
 from ragkv.fusion import Fusor
 from ragkv.runtime import Closing, openmp
-from ragkv.scheduling import BackgroundTurns
+from ragkv.scheduling import IdleTime
 from ragkv.store import Store
 
 from .controller import Controller
@@ -31,7 +31,7 @@ class Profiler(Closing):
     present: PresentProfile
     controller: Controller
     fusor: Fusor
-    turns: BackgroundTurns
+    turns: IdleTime
     config: EngineConfig
     history: Store  # of the blocks of conversations: that of chunks, or their own
     _closing: threading.Event = field(default_factory=threading.Event, init=False)

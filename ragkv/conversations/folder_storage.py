@@ -19,7 +19,7 @@ from ragkv.config import EngineConfig
 from ragkv.errors import SessionUnavailableError
 from ragkv.prompt.history import SessionState
 from ragkv.runtime import make_private_folder, replace_file, sync
-from ragkv.store import Background, Identity, Job
+from ragkv.store import Identity, Job, JobQueue
 
 from .manifest import NOT_A_MANIFEST, VERSION, ManifestVersionError, Summary, decode, encode
 from .session import Session
@@ -93,7 +93,7 @@ class FolderStorage(SessionStorage):
         self._unwritten: dict[str, Session] = {}
         self._versions = count(1)
         self._writing = threading.Lock()  # one write at a time
-        self._writer: Background[None] = Background(0, "ragkv-manifests")
+        self._writer: JobQueue[None] = JobQueue(0, "ragkv-manifests")
         # by id, of the newest states
         self._summaries = {} if self._folder is None else self._found_in(self._folder)
 

@@ -55,36 +55,36 @@ class JointPrefills(Generic[P]):
         than `JOINT_ROWS` rows together. It must set a result or an error on every one; one that has
         neither is tried again by its own thread. What it raises is raised on this thread.
         """
-        place = _WaitingPrefill(prefill, rows, work.owner)
+        own = _WaitingPrefill(prefill, rows, work.owner)
         with self._guard:
-            self._waiting.append(place)
+            self._waiting.append(own)
         try:
-            if self.lock.acquire(place.wait, work.check):
-                places = self._joining(place)
+            if self.lock.acquire(own.wait, work.check):
+                joined = self._joining(own)
                 try:
-                    compute([one.prefill for one in places])
+                    compute([one.prefill for one in joined])
                 finally:
-                    for one in places:
+                    for one in joined:
                         one.done.set()
                     self.lock.release()
         finally:
             with self._guard:
-                self._waiting = [other for other in self._waiting if other is not place]
-            if place.taken:  # another thread may still compute it, also when this one gave up
-                place.done.wait()
+                self._waiting = [other for other in self._waiting if other is not own]
+            if own.taken:  # another thread may still compute it, also when this one gave up
+                own.done.wait()
 
     def _joining(self, first: _WaitingPrefill[P]) -> list[_WaitingPrefill[P]]:
         """`first`, and its tenant's others that fit into its pass."""
         with self._guard:
-            places = [first]
+            joined = [first]
             rows = first.rows
-            for place in self._waiting:
-                is_own = place is not first and place.wait.owner == first.wait.owner
-                if is_own and rows + place.rows <= JOINT_ROWS:
-                    places.append(place)
-                    rows += place.rows
-            self._waiting = [place for place in self._waiting if place not in places]
-            for place in places:
-                place.taken = True
-        self.lock.dismiss(place.wait for place in places[1:])
-        return places
+            for one in self._waiting:
+                is_its_own = one is not first and one.wait.owner == first.wait.owner
+                if is_its_own and rows + one.rows <= JOINT_ROWS:
+                    joined.append(one)
+                    rows += one.rows
+            self._waiting = [one for one in self._waiting if one not in joined]
+            for one in joined:
+                one.taken = True
+        self.lock.dismiss(one.wait for one in joined[1:])
+        return joined

@@ -4,7 +4,7 @@ The callers' threads do the work. An admission covers planning and prefill, neve
 admitted request computes while the others look up and read ahead (section 3.2.1), and an open
 stream delays no other request. What is held for a request is released however it ends. Engines on one
 model have a scheduler each, with a queue of its own, and share the `SharedCompute`. The scheduler
-knows no prompts, and not the work that waits until no request runs (`background_turns.py`).
+knows no prompts, and not the work that waits until no request runs (`idle_time.py`).
 docs/research/scheduler.md has a drawing.
 """
 
@@ -106,8 +106,8 @@ class SharedCompute:
             self.changed.notify_all()
 
 
-class _Place:
-    """The place of a request whose prompt has `tokens` tokens, in the queue or among those that run."""
+class _Admission:
+    """What a request waits for, whose prompt has `tokens` tokens; then it is one of those that run."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
@@ -133,8 +133,8 @@ class Scheduler:
         self.batch = compute.batch
         self.prefills = compute.prefills
         self._lock = threading.Lock()
-        self._waiting: deque[_Place] = deque()
-        self._running: set[_Place] = set()
+        self._waiting: deque[_Admission] = deque()
+        self._running: set[_Admission] = set()
         self._served = self._refused = self._expired = self._cancelled = 0
         self._closed = False
 
@@ -168,15 +168,15 @@ class Scheduler:
         of the prompt.
         """
         work.check()
-        place = _Place(tokens)
-        if self._admitted_at_once(place):
+        admission = _Admission(tokens)
+        if self._admitted_at_once(admission):
             hinted = None
         else:
             hinted = hint()
-            self._join(place, hinted)
+            self._join(admission, hinted)
         try:
             if hinted is not None:
-                work.wait(place.admitted)
+                work.wait(admission.admitted)
                 work.check()
                 self._prefetcher.started(hinted)
             yield
@@ -185,7 +185,7 @@ class Scheduler:
         finally:
             if hinted is not None:
                 self._prefetcher.left(hinted)
-            self._leave(place)
+            self._leave(admission)
 
     def wait_for_room(self, check: Check) -> None:
         """Return when the next prompt should be prepared.
@@ -242,55 +242,55 @@ class Scheduler:
         if self._closed:
             raise RagKVError("The engine is closed; build a new one.")
 
-    def _admitted_at_once(self, place: _Place) -> bool:
-        """Admit `place` if none waits and there is room. Raises `QueueFullError`."""
+    def _admitted_at_once(self, admission: _Admission) -> bool:
+        """Admit `admission` if none waits and there is room. Raises `QueueFullError`."""
         with self._lock:
-            may_start = not self._waiting and self._has_room(place)
+            may_start = not self._waiting and self._has_room(admission)
             if may_start:
-                self._running.add(place)
+                self._running.add(admission)
             else:
-                self._refuse_beyond_limit(place)
+                self._refuse_beyond_limit(admission)
         return may_start
 
-    def _refuse_beyond_limit(self, place: _Place) -> None:
-        """Raise `QueueFullError` if `place` had to wait behind too many. Needs `_lock`."""
+    def _refuse_beyond_limit(self, admission: _Admission) -> None:
+        """Raise `QueueFullError` if `admission` had to wait behind too many. Needs `_lock`."""
         limit = self._config.queue_limit
-        if (self._waiting or not self._has_room(place)) and len(self._waiting) >= limit:
+        if (self._waiting or not self._has_room(admission)) and len(self._waiting) >= limit:
             self._refused += 1
             raise QueueFullError(
                 f"{len(self._waiting)} requests wait and the queue takes {limit}. Ask again "
                 "later, or raise scheduler.queue_limit."
             )
 
-    def _join(self, place: _Place, hint: PrefetchHint) -> None:
+    def _join(self, admission: _Admission, hint: PrefetchHint) -> None:
         with self._lock:
-            self._refuse_beyond_limit(place)  # again, because others may have joined meanwhile
+            self._refuse_beyond_limit(admission)  # again, because others may have joined meanwhile
             # under the lock, so that the store sees the requests in this queue's order
             self._prefetcher.queued(hint)
-            self._waiting.append(place)
+            self._waiting.append(admission)
             self._admit()
 
     def _admit(self) -> None:
         """Admit those that wait, in their order, as far as there is room. Needs `_lock`."""
         while self._waiting and self._has_room(self._waiting[0]):
-            place = self._waiting.popleft()
-            self._running.add(place)
-            place.admitted.set()
+            admission = self._waiting.popleft()
+            self._running.add(admission)
+            admission.admitted.set()
 
-    def _has_room(self, place: _Place) -> bool:
-        """Whether `place` may be admitted now: a worker is free, or its prompt is short. Needs
+    def _has_room(self, admission: _Admission) -> bool:
+        """Whether `admission` may be admitted now: a worker is free, or its prompt is short. Needs
         `_lock`.
         """
         workers = self._config.workers
         running = len(self._running)
         return running < workers or (
-            workers > 1 and sum(one.tokens for one in (place, *self._running)) <= JOINT_TOKENS
+            workers > 1 and sum(one.tokens for one in (admission, *self._running)) <= JOINT_TOKENS
         )
 
-    def _leave(self, place: _Place) -> None:
+    def _leave(self, admission: _Admission) -> None:
         with self._lock:
-            if place in self._running:
-                self._running.remove(place)
+            if admission in self._running:
+                self._running.remove(admission)
             else:
-                self._waiting.remove(place)
+                self._waiting.remove(admission)
             self._admit()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         ids_bytes,
         ids_digest,
     )
-    from .job_queue import Background, Job
+    from .job_queue import Job, JobQueue
     from .opening import kinds_of, open_store
     from .prefetch import HintedEntry, Prefetcher, PrefetchHint
     from .store import Store
@@ -60,7 +60,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "Background",
+    "JobQueue",
     "CODECS",
     "DiskTier",
     "Entry",

@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 from ragkv.errors import StoreReadOnlyError
 
 from .entry import EncodedEntry, EntryInfo, EntryKey, Identity
-from .job_queue import Background, Job
+from .job_queue import Job, JobQueue
 from .tiers import Lease, Tier, TierKind
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class TierCopies:
         self._tiers = tuple(tiers)
         # The slowest tier first: a copy up from there submits writes to the faster tiers.
         self._threads = {  # by kind, so that a fake around a tier has the thread of that tier
-            tier.kind: Background[EncodedEntry](capacity_bytes, f"ragkv-to-{tier.kind.value}")
+            tier.kind: JobQueue[EncodedEntry](capacity_bytes, f"ragkv-to-{tier.kind.value}")
             for tier in reversed(tiers)
         }
         self.placement: Placement = lambda *_: True

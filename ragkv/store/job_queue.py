@@ -33,7 +33,7 @@ class Job(Generic[E]):
 
 
 @dataclass(eq=False)
-class Background(Generic[E]):
+class JobQueue(Generic[E]):
     """A bounded queue and its thread, which starts with the first job. All methods are
     thread-safe.
     """

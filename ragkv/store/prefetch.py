@@ -22,7 +22,7 @@ from functools import partial
 
 from .copying import TierCopies, or_none
 from .entry import EntryKey, Identity
-from .job_queue import Background, Job
+from .job_queue import Job, JobQueue
 from .policies import Policy
 from .tiers import Tier
 
@@ -84,8 +84,8 @@ class Prefetcher:
     _window_bytes: int = field(default=0, init=False)  # of what is inside the window
     _closed: bool = field(default=False, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _worker: Background[None] = field(
-        default_factory=partial(Background, 0, "ragkv-prefetch"), init=False
+    _worker: JobQueue[None] = field(
+        default_factory=partial(JobQueue, 0, "ragkv-prefetch"), init=False
     )
 
     def queued(self, hint: PrefetchHint) -> None:

@@ -190,7 +190,7 @@ def held(engine: Engine) -> dict[str, int]:
         "waiting": stats.waiting,
         "admitted": stats.admitted,
         "announced": engine.store.stats().announced,
-        "requests": int(engine.background_turns.busy),
+        "requests": int(engine.idle_time.busy),
         "computing": int(engine.model.compute.lock.held),
     }
 
@@ -274,7 +274,7 @@ class TestCancellation:
     ) -> None:
         session = engine.session("s")  # the reference keeps the session object alive
         hold, waits = {
-            "behind a turn of its session": (session.lock, lambda: engine.background_turns.busy),
+            "behind a turn of its session": (session.lock, lambda: engine.idle_time.busy),
             "in the queue": (
                 engine.scheduler.admitted(Work()),
                 lambda: engine.stats().queue.waiting == 1,

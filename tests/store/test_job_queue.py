@@ -7,7 +7,7 @@ import pytest
 
 from ragkv.errors import EntryUnreachableError
 from ragkv.store import EntryKey
-from ragkv.store.job_queue import Background, Job
+from ragkv.store.job_queue import Job, JobQueue
 from tests.faults import raising
 from tests.scheduling.helpers import begin, until
 
@@ -23,7 +23,7 @@ def test_a_failed_job_is_logged_and_the_next_one_runs(
     error: Exception, level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     ran = []
-    worker = Background[None](100, "worker")
+    worker = JobQueue[None](100, "worker")
     with caplog.at_level(logging.WARNING):
         assert worker.submit(Job(raising(error), EntryKey("k" * 64), 10)) and worker.submit(
             Job(lambda: ran.append(1))
@@ -35,7 +35,7 @@ def test_a_failed_job_is_logged_and_the_next_one_runs(
 
 
 def test_a_flush_waits_for_what_was_there_and_what_that_submits_and_for_nothing_later() -> None:
-    worker = Background[None](100, "worker")
+    worker = JobQueue[None](100, "worker")
     begun = threading.Event()
     may_end = threading.Event()
     ran: list[str] = []
@@ -65,7 +65,7 @@ def test_a_flush_waits_for_what_was_there_and_what_that_submits_and_for_nothing_
 
 
 def test_a_flush_ends_when_the_jobs_it_waits_for_are_dropped() -> None:
-    worker = Background[None](100, "worker")
+    worker = JobQueue[None](100, "worker")
     key = EntryKey("k" * 64)
     may_end = threading.Event()
     worker.submit(Job(lambda: may_end.wait(60)))

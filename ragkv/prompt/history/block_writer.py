@@ -16,12 +16,12 @@ import torch
 
 from ragkv.errors import StoreError, StoreReadOnlyError
 from ragkv.store import (
-    Background,
     Entry,
     EntryInfo,
     EntryKey,
     Identity,
     Job,
+    JobQueue,
     Lease,
     MemoryLease,
     Store,
@@ -42,7 +42,7 @@ class BlockWriter:
 
     store: Store
     base: Identity  # the engine's; its context does not count
-    worker: Background[Entry]  # its capacity is that of the buffer
+    worker: JobQueue[Entry]  # its capacity is that of the buffer
     owns_store: bool = False  # it is closed with this
 
     def key(self, block: Block) -> EntryKey:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from ragkv.errors import CancelledError, DeadlineError
 from ragkv.runtime import Check, openmp
 from ragkv.runtime.waiting import POLL_S
-from ragkv.scheduling import BackgroundTurns, Work
+from ragkv.scheduling import IdleTime, Work
 from ragkv.store import EntryKey, Store
 
 from .encoder import Encoder
@@ -39,7 +39,7 @@ class BackgroundEncoder:
 
     encoder: Encoder
     store: Store
-    turns: BackgroundTurns
+    turns: IdleTime
     # the fields below are guarded by this
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
     _waiting: OrderedDict[_Ids, None] = field(default_factory=OrderedDict, init=False)

@@ -14,8 +14,8 @@ from .scheduler import Scheduler, SharedCompute
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BackgroundTurns:
-    """The turns of one engine's work that is no request. All methods are thread-safe."""
+class IdleTime:
+    """The time in which one engine's work that is no request may compute. All methods are thread-safe."""
 
     compute: SharedCompute  # of the model
     scheduler: Scheduler  # of the engine
