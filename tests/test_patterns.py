@@ -27,8 +27,8 @@ BOUNDED = {
     "<!--.*?-->": "page.py",
     "RAGKV(_": "setting_values.py",
     r"\A(?:[^\n]*\n)?": "text.py",
-    "^(?:Received|From": "loaders.py",
-    "[A-Za-z][A-Za-z-]*:": "loaders.py",
+    "^(?:Received|From": "signatures.py",
+    "[A-Za-z][A-Za-z-]*:": "signatures.py",
 }
 
 

@@ -3,10 +3,9 @@ indexing.
 
 A file that cannot be read is a `DocumentError` that says what is wrong, where, and what to do. Parts
 that a loader could not read come as a value among the documents of the file. There is one loader per
-format (`formats.py`), chosen by the file's suffix, or by its first bytes where it has none.
+format (`formats.py`), chosen by the file's bytes and its suffix (`signatures.py`).
 """
 
-import re
 from pathlib import Path
 
 from ragkv.errors import DocumentError
@@ -15,12 +14,7 @@ from ..ingested import Document
 from .files import has_loader, kind_of
 from .formats import KNOWN, loader_of
 from .reading import UNLIMITED, FileContent, Loaded, ParseLimits
-
-# The first bytes of a file without an ending say what it is.
-SEEN_BYTES = 4096
-_MAIL = re.compile(
-    rb"^(?:Received|From|Message-ID):[ \t].*?^(?:Subject|Date|To):[ \t]", re.M | re.S | re.I
-)
+from .signatures import kind_by_bytes, unreadable_kind
 
 
 def load_bytes(
@@ -33,8 +27,13 @@ def load_bytes(
     and is not UTF-8.
     """
     content = FileContent(file, data, encoding, limits)
-    load = loader_of(kind_of(file) or _kind_within(data))
-    for loaded in load(content):
+    kind = kind_by_bytes(data, kind_of(file))
+    if what := unreadable_kind(data, kind):
+        raise DocumentError(
+            f"{file} is {what}, whatever its name says. Save it in a format that can be read, or "
+            "skip it."
+        )
+    for loaded in loader_of(kind)(content):
         if isinstance(loaded, Document):
             limits.check_document(str(file), loaded)
         yield loaded
@@ -67,22 +66,3 @@ def check_not_blank(file: Path, data: bytes) -> None:
         raise DocumentError(
             f"{file} is empty ({len(data)} bytes). Remove it, or skip what cannot be read."
         )
-
-
-def _kind_within(data: bytes) -> str:
-    """The ending that a file without one would have, by how it begins; "": it is text."""
-    head = data[:SEEN_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n")
-    if head.startswith(b"PK\x03\x04"):
-        parts = {
-            b"word/": ".docx",
-            b"ppt/": ".pptx",
-            b"xl/": ".xlsx",
-            b"META-INF/container": ".epub",
-        }
-        return next((kind for part, kind in parts.items() if part in data), "")
-    if head.startswith(b"%PDF-"):
-        return ".pdf"
-    if head[:9].lower().startswith((b"<!doctype", b"<html")) and b"<html" in head.lower():
-        return ".html"
-    is_mail = re.match(rb"[A-Za-z][A-Za-z-]*:[ \t]", head) and _MAIL.search(head)
-    return ".eml" if is_mail else ""

@@ -45,8 +45,11 @@ CHARS_PER_PACKED_BYTE = 16 * CHARS_PER_BYTE
 LEAST_CHARS = 200_000
 # Python's own encodings, which no file declares. Punycode takes quadratic time.
 NO_FILE_ENCODINGS = {"idna", "punycode", "raw_unicode_escape", "undefined", "unicode_escape"}
-# Where a word may be broken, and where it was: at the end of a line.
-_SOFT_HYPHEN = re.compile("\u00ad\n?")
+# Where a word may be broken, and where it was: at the end of a line. And marks within a text, as
+# where two files were joined.
+_NOT_SEEN = re.compile("\u00ad\n?|\ufeff")
+# A byte order mark that stands in a text, as where two programs wrote one each.
+MARK = "\ufeff"
 # A longer mark comes before the one that it begins with.
 BYTE_ORDER_MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -244,14 +247,14 @@ def _joined(pages: list[str]) -> tuple[str, tuple[int, ...]]:
 
 
 def clean(text: str) -> str:
-    """`text` without control characters and soft hyphens, with letters for the escapes of JSON, and
-    with U+FFFD for each half of a surrogate pair.
+    """`text` without control characters, soft hyphens and marks of byte order, with letters for the
+    escapes of JSON, and with U+FFFD for each half of a surrogate pair.
     """
     try:
         text.encode()
     except UnicodeEncodeError:
         text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return _SOFT_HYPHEN.sub("", unescaped(without_controls(text), of_program=False))
+    return _NOT_SEEN.sub("", unescaped(without_controls(text), of_program=False))
 
 
 def codec_of(label: str) -> str | None:
@@ -303,7 +306,7 @@ def decode(name: str, data: bytes, encoding: str | None, declared: str | None = 
             f"Name its encoding (latin-1, or {AUTO} to guess it; --encoding on the command "
             "line), or make it UTF-8."
         ) from error
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return text.lstrip(MARK).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _guess(name: str, data: bytes) -> str:
