@@ -66,6 +66,7 @@ def test_an_order_within_a_row_separates_no_columns() -> None:
         ("a.po", 'msgid "Munich"\nmsgstr "M\\303\\274nchen"\nmsgstr "K\\xc3\\xb6ln"', "München Köln"),
         ("a.md", '```json\n{"city": "M\\u00fcnchen"}\n```\nf("K\\u00f6ln")', "München Köln"),
         ("a.txt", 'got {"city": "M\\u00fcnchen", "n": ["K\\u00f6ln"]}', "München Köln"),
+        ("a.rst", r"in M\u00fcnchen, K\u00f6ln and \u00dcberlingen", "München Köln Überlingen"),
         ("a.jsonl", json.dumps({"text": '{"city": "M\\u00fcnchen"}'}), "München"),
         ("a.html", '<pre>{"city": "M\\u00fcnchen"}</pre>', "München"),
         ("a.json", r'{"\uaccc": "\ubbac M\u00fcnchen"}', "München \uaccc \ubbac"),

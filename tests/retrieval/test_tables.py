@@ -55,6 +55,8 @@ def book(*rows: Iterable[Any], merged: Iterable[str] = ()) -> bytes:
         ("mill, tons\nMarl, 5\nOrb, 6\n", "mill: Marl; tons: 5\nmill: Orb; tons: 6"),
         ("Author,Ada\nDate,1901\n\nmill,tons,men,town\nMarl,5,7,Lees\nOrb,6,8,Nidd\n",
          "Author; Ada\nDate; 1901\nmill: Marl; tons: 5; men: 7; town: Lees\nmill: Orb; tons: 6; men: 8; town: Nidd"),
+        ("Rope\nAuthor:,Ada\nDate:,1901\n\nmill,tons,men\nMarl,5,7\nOrb,6,8\n",
+         "Rope\nAuthor:; Ada\nDate:; 1901\nmill: Marl; tons: 5; men: 7\nmill: Orb; tons: 6; men: 8"),
     ],
 )  # fmt: skip
 def test_a_title_with_commas_is_above_the_names(data: str, expected: str) -> None:
@@ -131,6 +133,13 @@ def test_each_passage_of_a_wide_row_says_which_row_it_is(row: dict[str, str]) ->
     passages = Splitter(tokens, CHUNK_TOKENS).split(Document("a", found, "a.csv"))
     assert len(passages) > 3
     assert all(one.text.startswith(("id: R17", "id: R18")) for one in passages)
+
+
+def test_a_long_value_is_cut_between_sentences() -> None:
+    note = " ".join(f"Wheel {n} turns slowly." for n in range(60))
+    lines = text("a.csv", f"id,note\n7,{note}\n8,x\n").split("\n")[1:-1]
+    assert len(lines) > 2 and all(line.startswith("id: 7; note: Wheel ") for line in lines)
+    assert all(line.endswith("slowly.") for line in lines)
 
 
 # Tables that are drawn in text

@@ -62,16 +62,14 @@ def without_controls(text: str) -> str:
 def unescaped(text: str, of_program: bool) -> str:
     """`text` with the letters that escapes stand for; what is no letter stays an escape.
 
-    In text for people, which may be about escapes, only the values of JSON and of programs within
-    it are read so; in text of a program or for one, all is.
+    In text for people, which may be about escapes, they are read within words, and in the values of
+    JSON and of programs; in text of a program or for one everywhere.
     """
     if "\\" not in text:
         return text
     text = _LITERAL.sub(lambda found: _literal(found, of_program), text)
-    return (
-        _ESCAPE.sub(lambda found: found.group() if _is_name(found) else _letters(found), text)
-        if of_program
-        else text
+    return _ESCAPE.sub(
+        lambda found: _letters(found) if _is_meant(found, of_program) else found.group(), text
     )
 
 
@@ -98,9 +96,19 @@ def _letters(found: re.Match[str]) -> str:
     return before + text if text and _is_plain(text) else found.group()
 
 
-def _is_name(found: re.Match[str]) -> bool:
-    """Whether it may be the name of a folder, as in "D:\\ubeda"."""
-    return found.group(2)[1:].isalpha()
+def _is_meant(found: re.Match[str], of_program: bool) -> bool:
+    """Whether an escape outside of quotes is one: no name of a folder, as in "D:\\ubeda"; in text for
+    people it belongs to a word.
+    """
+    if found.group(2)[1:].isalpha():
+        return False
+    return of_program or any(map(str.isalpha, _around(found)))
+
+
+def _around(found: re.Match[str]) -> str:
+    """The characters before and behind a match."""
+    text = found.string
+    return text[max(0, found.start() - 1) : found.start()] + text[found.end() : found.end() + 1]
 
 
 def _nested_letter(found: re.Match[str]) -> str:
@@ -124,10 +132,8 @@ def _of_bytes(found: re.Match[str], escape: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        around = found.string[max(0, found.start() - 1) : found.start()]
-        around += found.string[found.end() : found.end() + 1]
         text = data.decode("latin-1")
-        return text if len(text) == 1 and text.isalpha() and around.isalpha() else ""
+        return text if len(text) == 1 and text.isalpha() and _around(found).isalpha() else ""
 
 
 def _literal(found: re.Match[str], of_program: bool) -> str:

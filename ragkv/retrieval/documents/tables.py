@@ -5,12 +5,14 @@ A row is a dict from the number of a column to its text, without blank cells: a 
 right costs no more than one at the left.
 """
 
+import functools
 import itertools
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 Row = Mapping[int, str]
 # The rows of a header, by their numbers, with each name in all columns that it spans.
@@ -164,8 +166,10 @@ def _values(row: Row) -> str:
 def _is_table(rows: Sequence[Row]) -> bool:
     """Whether the first block of rows is surely a table of its own, and no title of the next."""
     header = find_header(rows)
-    width = len(rows[header.titles])
-    return _contrasts(rows, header) and (width > 2 or header.titles > 0 or len(rows) > FEW_ROWS)
+    names = rows[header.titles]
+    data = len(rows) - header.titles - header.names
+    is_large = len(names) > 2 or len(rows) > FEW_ROWS or (header.titles > 0 and data > 1)
+    return is_large and _contrasts(rows, header) and not next(iter(names.values())).endswith(":")
 
 
 def _begins_table(rows: Sequence[Row], names: Mapping[int, str], numeric: Set[int]) -> bool:
@@ -226,19 +230,22 @@ def row_lines(row: Row, names: Mapping[int, str]) -> Iterator[str]:
 
 
 def _parts_of(value: str) -> list[str]:
-    """A value of words in parts of at most about `VALUE_BYTES`."""
-    if len(value.encode()) <= VALUE_BYTES:
-        return [value]
-    parts = [""]
-    size = 0
-    for word in value.split(" "):
-        length = len(word.encode()) + 1
-        if parts[-1] and size + length > VALUE_BYTES:
-            parts.append("")
-            size = 0
-        parts[-1] += f" {word}" if parts[-1] else word
-        size += length
-    return parts
+    """A value in parts of at most `VALUE_BYTES`, of whole sentences if they fit."""
+    return [value] if len(value.encode()) <= VALUE_BYTES else _value_cutter().split_text(value)
+
+
+@functools.cache
+def _value_cutter() -> Any:
+    from langchain_text_splitters import RecursiveCharacterTextSplitter  # takes half a second
+
+    return RecursiveCharacterTextSplitter(
+        separators=[r"(?<=[.!?])\s+", r"(?<=[。！？；])", r"\s+", ""],
+        is_separator_regex=True,
+        keep_separator="start",
+        chunk_size=VALUE_BYTES,
+        chunk_overlap=0,
+        length_function=lambda text: len(text.encode()),
+    )
 
 
 def column_names(named: Sequence[Row]) -> dict[int, str]:
