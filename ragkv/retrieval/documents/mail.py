@@ -16,6 +16,7 @@ from ragkv.errors import DocumentError
 
 from .html import declared_encoding, text_of
 from .reading import AUTO, WESTERN, FileContent, Loaded, clean, codec_of, marked_encoding
+from .text_tables import with_named_rows
 
 HEADERS = ("Subject", "From", "To", "Date")
 # Encoded words are decoded in headers of at most `HEADER_CHARS`: Python's decoder takes quadratic
@@ -33,7 +34,8 @@ def load_mail(content: FileContent) -> Loaded:
         data = content.text().encode()
     with content.parsing("e-mail"):
         message = email.message_from_bytes(data, policy=email.policy.compat32)
-        text = mail.text(message)
+        lines = with_named_rows(mail.text(message), is_markdown=False)
+        text = "\n".join(content.bounded(lines))
         title = mail.header(message, "Subject")
     if not message.keys() and message.defects:
         raise DocumentError(

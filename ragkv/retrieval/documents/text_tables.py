@@ -1,8 +1,8 @@
 """Tables that are drawn in text: each row of a long one becomes a line that names its columns.
 
-Read are tables with bars (Markdown, Org, psql), grids (reStructuredText, MySQL) and columns below
-rules (reStructuredText, Pandoc), also where they are indented or in a quotation. What is drawn in
-another way stays as it is.
+Read are tables with bars (Markdown, Org, psql, AsciiDoc), grids (reStructuredText, MySQL) and
+columns below rules (reStructuredText, Pandoc), also where they are indented or in a quotation. What
+is drawn in another way stays as it is.
 """
 
 import re
@@ -20,6 +20,7 @@ _BAR = re.compile(r"(?<!\\)\|")
 _BORDER = re.compile(r"\+(?:[-=:]+\+)+")
 # A rule over or below columns that blanks separate.
 _COLUMNS = re.compile(r"(={2,}|-{2,})(?: +\1)+ *|={2,}(?: +={2,})+ *|-{2,}(?: +-{2,})+ *")
+_ASCIIDOC = "|==="
 # A grid of so many borders, or fewer, has none between its rows.
 OUTER_BORDERS = 3
 
@@ -54,6 +55,8 @@ def _table_at(lines: Lines, at: int) -> tuple[Table | None, str]:
     read: Callable[[Iterator[str]], Table | None] | None = None
     if _BORDER.fullmatch(first):
         read = _grid
+    elif first == _ASCIIDOC:
+        read = _cells_between_marks
     elif first.startswith("==") and _COLUMNS.fullmatch(first):
         read = _columns
     elif first and at + 1 < len(lines):
@@ -92,6 +95,28 @@ def _bars(lines: Iterator[str]) -> Table | None:
             rows.append(row_of(_cells(line)))
         count += 1
     return rows, count
+
+
+def _cells_between_marks(lines: Iterator[str]) -> Table | None:
+    """A table of AsciiDoc. Its first line has the names, if a blank one follows; a row may have
+    several lines.
+    """
+    next(lines)
+    cells = list[str]()
+    width = 0
+    named = False
+    for count, line in enumerate(lines, 2):
+        if line == _ASCIIDOC:
+            if not named or width < 2 or len(cells) % width:
+                return [], count
+            return [row_of(cells[at : at + width]) for at in range(0, len(cells), width)], count
+        if line.startswith("|"):
+            cells += [cell.replace("\\|", "|") for cell in _BAR.split(line[1:])]
+            width = width or len(cells)
+        elif line and cells:
+            cells[-1] += f" {line}"
+        named = named or (not line and len(cells) == width)
+    return None
 
 
 def _is_rule(line: str, names: str) -> bool:
