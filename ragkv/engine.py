@@ -109,8 +109,9 @@ class Engine(Closing):
         """The answer to `question` over `chunks`. Takes the options of `stream` and raises what it
         raises.
 
-        If no other request waits, this returns when the chunks that were missed are stored, so that
-        the next question finds them, or when the deadline passes.
+        It returns later than the last event of `stream`: when the chunks that were missed are
+        stored, so that also the next process finds them, when another request comes, or when the
+        deadline passes. Who times answers takes `stream`.
         """
         request = self.intake.answer_request(question, chunks, options)
         *_, answer = self._events(request, session)

@@ -132,9 +132,9 @@ class Entries:
         """Encode and store the chunks, given by their token ids, that are not stored, each given
         once.
 
-        Returns when all are durable. A `QueueError` that `check` raises before a chunk ends the
-        work; the report counts the chunks that are left. Without `evict` chunks for which the store
-        has no room are left, too. What stops `check` ends the batch under way between two layers, too.
+        Returns when all are durable. A `QueueError` that `check` raises ends the work before the
+        next chunk, or between two layers of a batch under way; the report counts the chunks that
+        are left. Without `evict` chunks for which the store has no room are left, too.
         """
         done = _Progress(len(chunks), on_progress)
         batch = list[tuple[int, ...]]()

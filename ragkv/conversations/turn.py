@@ -108,7 +108,7 @@ class Turn(Closing):
             and self._owner.adapter.rope.frequencies(len(whole) + 1) == made.frequencies
         ):
             self._save_complete_blocks()
-            # `_save_complete_blocks` left no bound of exactness in it
+            # what is left is exact all through, or not at all: a complete block ended at the bound
             if self._at < self._recorded_to(made):
                 self._add_block(made, self._recorded_to(made))
         else:  # the next prompt is longer and has other RoPE frequencies: it cannot use this KV

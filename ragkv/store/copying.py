@@ -167,8 +167,8 @@ class TierCopies:
 
     @contextmanager
     def deleting(self, key: EntryKey | None = None) -> Iterator[None]:
-        """Nothing is copied up during the block; later nothing of `key`, or nothing at all, that
-        was looked up before.
+        """During the block nothing is copied up. A copy of `key` that was looked up before is not
+        made afterwards either; without a key, no copy at all.
         """
         with self._lock:
             try:

@@ -5,7 +5,7 @@ first use of its name.
 must know the future, are in `benchmarks.simulate`.
 """
 
-import importlib
+from pkgutil import resolve_name
 
 from ragkv.config import at_least
 from ragkv.errors import ConfigError
@@ -14,14 +14,14 @@ from .base import Cut, Item, Policy
 from .inputs import NEVER, NextRequest, PolicySettings, TurnSize
 from .lru import LRU
 
-# The file and the class of each.
+# The class of each, which is imported where it is used.
 POLICIES = {
-    "et-lru": ("et_lru", "ETLRU"),
-    "lookahead": ("lru", "LookAhead"),
-    "lru": ("lru", "LRU"),
-    "t-lru": ("t_lru", "TLRU"),
-    "t-lru-guarded": ("t_lru", "GuardedTLRU"),
-    "threshold-lru": ("threshold_lru", "ThresholdLRU"),
+    "et-lru": "ragkv.store.policies.et_lru:ETLRU",
+    "lookahead": "ragkv.store.policies.lru:LookAhead",
+    "lru": "ragkv.store.policies.lru:LRU",
+    "t-lru": "ragkv.store.policies.t_lru:TLRU",
+    "t-lru-guarded": "ragkv.store.policies.t_lru:GuardedTLRU",
+    "threshold-lru": "ragkv.store.policies.threshold_lru:ThresholdLRU",
 }
 
 
@@ -33,8 +33,7 @@ def policy_class(name: str) -> type[Policy]:
             "`python -m benchmarks.simulate` has more: baselines, and policies that know the "
             "future."
         )
-    file, class_name = POLICIES[name]
-    found: type[Policy] = getattr(importlib.import_module(f".{file}", __name__), class_name)
+    found: type[Policy] = resolve_name(POLICIES[name])
     return found
 
 

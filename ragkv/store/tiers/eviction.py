@@ -68,10 +68,10 @@ class Eviction(Generic[P]):
         return cut
 
     def _take(self, cut: Cut, item: Item | None, now: float) -> bool:
-        """Evict the tail of a group down to the cut, or until `item`, which wants in, has room;
-        whether that is not part of the tail.
+        """Evict a group's last blocks, down to the cut or until `item` has room. `item` wants in.
 
-        Evicts nothing of a pinned group.
+        `False` if `item` itself is one of the blocks that would go: then it must stay outside.
+        Nothing of a pinned group is evicted.
         """
         ledger = self.ledger
         group = ledger.groups.get(cut.group)
