@@ -8,6 +8,8 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
+from ragkv.runtime import counted
+
 from ..formulas import formula_text
 from ..html_tables import Cell, table_of
 from ..marks import Kind, Part, Place, joined, number_text, struck
@@ -46,18 +48,26 @@ def _slide_texts(slides: Any, lost: list[str]) -> Iterator[str]:
             lost.append(f"slide {number}, which is hidden")
         elif not once.was_read(slide.part.partname, f"slide {number}"):
             with part(lost, f"slide {number}"):
-                text = _slide_text(slide)
+                text = _slide_text(slide, f"slide {number}", lost)
         yield text
 
 
-def _slide_text(slide: Any) -> str:
+def _slide_text(slide: Any, name: str, lost: list[str]) -> str:
     title = slide.shapes.title
     others = (shape for shape in slide.shapes if title is None or shape != title)
-    shapes = others if title is None else (title, *others)
-    found = [text for shape in shapes for text in _shape_texts(shape)]
+    shapes = list(others) if title is None else [title, *others]
+    found = [text for shape in shapes if not _is_hidden(shape) for text in _shape_texts(shape)]
+    hidden = (text for shape in shapes if _is_hidden(shape) for text in _shape_texts(shape))
+    if count := sum(bool(text.strip()) for text in hidden):
+        lost.append(f"{name}: {counted(count, 'hidden text')}")
     if slide.has_notes_slide and slide.notes_slide.notes_text_frame is not None:
         found.append(_frame_text(slide.notes_slide.notes_text_frame))
     return "\n\n".join(filter(None, map(str.strip, found)))
+
+
+def _is_hidden(shape: Any) -> bool:
+    """Whether a shape was hidden in the list of shapes."""
+    return shape._element._nvXxPr.cNvPr.get("hidden") in ("1", "true")
 
 
 def _shape_texts(shape: Any) -> Iterator[str]:
