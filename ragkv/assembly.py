@@ -69,7 +69,7 @@ class Parts:
         Garbage collection may call this on a thread that is to be stopped, or that computes for
         another engine. Then another thread closes what that one uses, once it has ended.
         """
-        if self.scheduler.computes_here:
+        if self.idle_time.compute.lock.is_mine:
             self._close_elsewhere()
             return
         with ExitStack() as used:  # the last one first

@@ -159,7 +159,8 @@ class Engine(Closing):
         """
         request = self.intake.prefill_request(question, chunks, options)
         with self._served(request, session, keep=False) as (_, serving):
-            return _own_prefill(serving)
+            assert isinstance(serving.prefill, Prefill)
+            return serving.prefill
 
     def append(
         self,
@@ -176,8 +177,8 @@ class Engine(Closing):
         """
         request = self.intake.prefill_request(question, chunks, options, answer)
         with self._served(request, session) as (turn, serving):
-            assert turn is not None
-            prefill = _own_prefill(serving)
+            prefill = serving.prefill
+            assert isinstance(prefill, Prefill) and turn is not None
             notes = turn.end()
             return replace(
                 prefill, reuse=replace(prefill.reuse, notes=(*prefill.reuse.notes, *notes))
@@ -308,8 +309,3 @@ class Engine(Closing):
     def _check_open(self) -> None:
         if not self._shut.alive:
             raise RagKVError("The engine is closed; build a new one.")
-
-
-def _own_prefill(serving: Serving) -> Prefill:
-    assert isinstance(serving.prefill, Prefill)
-    return serving.prefill

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from transformers import Cache
 
+from ragkv.runtime import no_check
+
 from .attention import Watch
 from .cpu.copied import FEW_ROWS
 from .device.rotation import rotate_halves
@@ -22,7 +24,7 @@ from .model_parts import ModelParts
 from .promptkv import KVRows, KVShape, PromptKV
 from .recording import Recording
 from .rope import RotaryTables
-from .rows import JointPass, LayerPass, Pause, PromptRows, Rows, no_pause
+from .rows import JointPass, LayerPass, Pause, PromptRows, Rows
 
 
 class Adapter(ModelParts):
@@ -164,7 +166,7 @@ class Adapter(ModelParts):
         parts: Sequence[PromptRows],
         cos: torch.Tensor,
         sin: torch.Tensor,
-        pause: Pause = no_pause,
+        pause: Pause = no_check,
     ) -> JointPass:
         """What `layer` is given for the rows of all `parts`; cos and sin, each (1, R, rotary dims),
         are of these. A long layer calls `pause` between its parts.
@@ -208,7 +210,7 @@ class Adapter(ModelParts):
         self, view: torch.nn.Module, hidden: torch.Tensor, rows: Rows, step: Cache
     ) -> torch.Tensor:
         before = self._tiles.pause
-        self._tiles.pause = step.pause if isinstance(step, LayerPass) else no_pause
+        self._tiles.pause = step.pause if isinstance(step, LayerPass) else no_check
         try:
             out = view(
                 hidden,

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from ragkv.runtime import no_check
+
 from .cpu.attention_speed import LEAST_ROWS, attends_in_float32
 from .cpu.product_speed import multiplies_bfloat16
 from .device.masked import attend_masked
-from .rows import TILE_ROWS, Pause, Rows, no_pause
+from .rows import TILE_ROWS, Pause, Rows
 
 # A block of scattered rows has at least so many.
 FEWEST_ROWS = 28
@@ -84,7 +86,7 @@ def attend(
     window: int | None,
     scaling: float,
     softcap: float | None = None,
-    pause: Pause = no_pause,
+    pause: Pause = no_check,
 ) -> torch.Tensor:
     """Exact attention of `rows` over the keys of all positions up to their last: (1, H, R, D)."""
     _, heads, count, head_dim = q_rot.shape

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from transformers import AttentionInterface, Cache
 
+from ragkv.runtime import no_check
+
 from .cpu.packing import view_with
 from .device.graphs import Graphs, capture_on
 from .device.norms import is_close
 from .layers import Part, PlainLayer, in_tiles
-from .rows import LayerPass, Pause, Rows, no_pause
+from .rows import LayerPass, Pause, Rows
 
 if TYPE_CHECKING:
     from .adapter import Adapter
@@ -55,7 +57,7 @@ class TilePause:
     """
 
     def __init__(self) -> None:
-        self.pause: Pause = no_pause
+        self.pause: Pause = no_check
 
 
 class InTiles(torch.nn.Module):

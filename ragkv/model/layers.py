@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch.nn.modules import module as torch_module
 
+from ragkv.runtime import no_check
+
 from .cpu.copied import FEW_ROWS, joined
 from .device.graphs import Graphs, Heads
 from .device.norms import fused
-from .rows import TILE_ROWS, LayerPass, Pause, no_pause
+from .rows import TILE_ROWS, LayerPass, Pause
 
 Part = Callable[[torch.Tensor], torch.Tensor]
 
@@ -117,7 +119,7 @@ class PlainLayer:
         return q, k, v
 
     def behind(
-        self, hidden: torch.Tensor, out: torch.Tensor, pause: Pause = no_pause
+        self, hidden: torch.Tensor, out: torch.Tensor, pause: Pause = no_check
     ) -> torch.Tensor:
         """Hidden (1, R, E) and its attention (1, H, R, D) -> (1, R, E)."""
         rows = hidden.shape[1]

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from ragkv.errors import UnsupportedModelError
+from ragkv.runtime import no_check
 
 from .adapter import Adapter
 from .families import ADAPTERS
 from .fingerprint import flattens
 from .promptkv import PromptKV
 from .recording import Recording
-from .rows import Pause, Rows, no_pause
+from .rows import Pause, Rows
 
 DEVICES = ("cpu", "cuda")  # Fusing is tested on these kinds of device.
 PROBE_TOKENS = 32
@@ -150,7 +151,7 @@ def full_pass(
     kv: PromptKV,
     start: int = 0,
     record: Recording | None = None,
-    between: Pause = no_pause,
+    between: Pause = no_check,
 ) -> torch.Tensor:
     """Run `token_ids` (R,) at positions start ... through every layer: last hidden (1, R, E).
 

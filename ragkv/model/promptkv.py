@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from transformers import DynamicCache
 
 from .attention import Watch, attend, whole_blocks
 from .decoding_attention import attend_decoding
@@ -118,16 +117,6 @@ class PromptKV:
             made.put(layer, 0, *self.view(layer, self.length))
         made.length = self.length
         return made
-
-    def to_dynamic_cache(self) -> DynamicCache:
-        """A `DynamicCache` with S rotated positions in every layer, which shares no memory with
-        this KV.
-        """
-        cache = DynamicCache()
-        for layer in range(len(self.keys)):
-            k_rot, v = self.view(layer, self.length)
-            cache.update(k_rot, v, layer)  # concatenates, hence copies
-        return cache
 
     @property
     def device_bytes(self) -> int:

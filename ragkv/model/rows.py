@@ -20,6 +20,8 @@ from typing import Any, Protocol
 import torch
 from transformers import Cache
 
+from ragkv.runtime import no_check
+
 from .cpu.copied import FEW_ROWS
 
 TILE_ROWS = 512  # A pass over more rows than this pauses within its layers.
@@ -33,10 +35,6 @@ def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         return tensor
     locked = tensor.pin_memory() if device.type == "cuda" else tensor
     return locked.to(device, non_blocking=True)
-
-
-def no_pause() -> None:
-    """The pause of a pass that never gives way."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ class LayerPass(Cache):
     the attention.
     """
 
-    def __init__(self, pause: Pause = no_pause) -> None:
+    def __init__(self, pause: Pause = no_check) -> None:
         """`pause` is called between the parts of a long layer."""
         super().__init__(layers=[])
         self.pause = pause
@@ -169,7 +167,7 @@ class JointPass(LayerPass):
         layer: int,
         parts: Sequence[PromptRows],
         rotate: Callable[[torch.Tensor], torch.Tensor],
-        pause: Pause = no_pause,
+        pause: Pause = no_check,
     ) -> None:
         """`rotate` maps (1, heads, R, D) of all rows to the same, rotated to their positions."""
         super().__init__(pause)

@@ -68,7 +68,15 @@ class Prefill(ServedPrompt):
         """A new transformers cache: full layers, S rotated positions each, on sliding
         layers too.
         """
-        return self.kv.to_dynamic_cache()
+        return dynamic_cache(self.kv)
+
+
+def dynamic_cache(kv: PromptKV) -> DynamicCache:
+    """A cache with S rotated positions in every layer, which shares no memory with `kv`."""
+    cache = DynamicCache()
+    for layer in range(len(kv.keys)):
+        cache.update(*kv.view(layer, kv.length), layer)  # concatenates, hence copies
+    return cache
 
 
 class PrefillOptions(TypedDict, total=False):

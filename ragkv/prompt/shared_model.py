@@ -21,8 +21,8 @@ from ragkv.model.fingerprint import (
     weights_digest,
 )
 from ragkv.model.loading import DtypeChoice, load
-from ragkv.model.rows import Pause, no_pause
-from ragkv.runtime import limit_kernel_caches
+from ragkv.model.rows import Pause
+from ragkv.runtime import limit_kernel_caches, no_check
 from ragkv.runtime.arguments import check_kind
 from ragkv.runtime.token_counter import TokenCounter
 from ragkv.scheduling import SharedCompute
@@ -143,7 +143,7 @@ class SharedModel:
             behind=ids_digest(neutral) if neutral else "",
         )
 
-    def context(self, token_ids: tuple[int, ...], between: Pause = no_pause) -> Context:
+    def context(self, token_ids: tuple[int, ...], between: Pause = no_check) -> Context:
         """The KV of what stands before chunks, computed once for all engines while it is one of the
         `KEPT_CONTEXTS` used last.
 
@@ -162,7 +162,7 @@ class SharedModel:
         return context
 
     def prefix(
-        self, prefix_ids: tuple[int, ...], chunks: Identity, between: Pause = no_pause
+        self, prefix_ids: tuple[int, ...], chunks: Identity, between: Pause = no_check
     ) -> MemoryLease | None:
         """An application's prefix with the RoPE frequencies of its own length, to be read like a
         stored entry; `None` if there is no prefix, or no room behind it.

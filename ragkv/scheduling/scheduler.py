@@ -226,11 +226,6 @@ class Scheduler:
             counts = self._served, self._refused, self._expired, self._cancelled
             return QueueStats(len(self._waiting), len(self._running), *counts)
 
-    @property
-    def computes_here(self) -> bool:
-        """Whether it is this thread that computes now, for an engine on the same model."""
-        return self._compute.lock.is_mine
-
     def close(self) -> None:
         """Wait for the pass under way to end, and allow no other. Answers that decode already go
         on.

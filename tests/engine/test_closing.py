@@ -98,7 +98,7 @@ class Owner: pass
 first = Owner()
 weakref.finalize(first, int)  # so that finalizers run at the end of the process
 from ragkv.config import StoreConfig
-from ragkv.store import Store
+from ragkv.store import open_store
 from tests.store.entries import make_entry
 store = open_store(StoreConfig(directory=sys.argv[1]))
 owner = Owner()

@@ -13,6 +13,7 @@ from ragkv.model import Adapter, PromptKV, Rows, adapt, full_pass
 from ragkv.model.attention import whole_blocks
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.kcache import HostValues, OffloadedKV, Offloading, attend_top, choose
+from ragkv.prompt.request import dynamic_cache
 from tests import tiny_models
 
 CPU = torch.device("cpu")
@@ -233,8 +234,8 @@ def test_reading_offloaded_kv_returns_all_values() -> None:
                 start=each.length,
             )
         longer.append(grown)
-    mine = longer[0].to_dynamic_cache()
-    its = longer[1].to_dynamic_cache()
+    mine = dynamic_cache(longer[0])
+    its = dynamic_cache(longer[1])
     for own, other in zip(mine.layers, its.layers, strict=True):
         torch.testing.assert_close(own.keys, other.keys, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(own.values, other.values, atol=1e-5, rtol=1e-5)

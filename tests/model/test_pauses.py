@@ -8,7 +8,7 @@ from ragkv import Engine
 from ragkv.errors import CancelledError
 from ragkv.model import Rows, adapt, attention, layers, rows
 from ragkv.model.promptkv import KVRows
-from ragkv.model.rows import no_pause
+from ragkv.runtime import no_check
 from tests import tiny_models
 from tests.faults import at_each_layer
 from tests.scheduling.helpers import between_layers
@@ -71,7 +71,7 @@ def test_a_layer_of_any_form_pauses_between_the_tiles_of_its_mlp(family: str) ->
         whole = adapter.run_layer(0, hidden, rows, adapter.new_kv(30), tables)
     assert torch.equal(paused, whole)
     assert len(seen) >= 4  # tiles of eight rows
-    assert adapter._tiles.pause is no_pause
+    assert adapter._tiles.pause is no_check
 
 
 @pytest.mark.usefixtures("small_tiles")

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import torch
 
 from ragkv.model import PASS_ROWS, Adapter, Context, TokenRun, raw_kv
-from ragkv.model.rows import Pause, no_pause
+from ragkv.model.rows import Pause
+from ragkv.runtime import no_check
 from ragkv.store import Entry, EntryInfo, Identity, stored_bytes
 
 # Bytes per token are reported for a chunk of this length: codecs add bytes for each chunk.
@@ -36,7 +37,7 @@ class Encoder:
     # the KV of what stands before chunks, by its ids. The caller of what encodes holds the compute
     # lock, under which it may be computed
     context_of: Callable[[tuple[int, ...], Pause], Context]
-    between: Pause = no_pause  # called between layers, so that others may compute
+    between: Pause = no_check  # called between layers, so that others may compute
 
     @property
     def batch_tokens(self) -> int:
@@ -54,7 +55,7 @@ class Encoder:
         return stored_bytes(self.identity.codec, tokens, *adapter.kv_shape, adapter.dtype)
 
     def chunks(
-        self, chunks: Sequence[tuple[int, ...]], check: Callable[[], None] = no_pause
+        self, chunks: Sequence[tuple[int, ...]], check: Callable[[], None] = no_check
     ) -> list[Entry]:
         """The entries of chunks that go through the model together.
 
