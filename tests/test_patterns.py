@@ -24,7 +24,7 @@ CALLS = {"compile", "search", "match", "fullmatch", "sub", "split", "findall", "
 # Files whose lazy or nested patterns never meet long text: the first 4 KiB of a page or file, names
 # of environment variables.
 BOUNDED = {
-    "<!--.*?-->": "page.py",
+    "<!--.*?-->": "loading.py",
     "RAGKV(_": "setting_values.py",
     r"\A(?:[^\n]*\n)?": "text.py",
     "^(?:Received|From": "signatures.py",

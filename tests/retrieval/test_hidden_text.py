@@ -22,6 +22,11 @@ from .read_files import book, lost, read, run, styled_word, text
         ("<style>.tab{display:none}</style><p class=tab>Marl", "Marl", ""),
         ("<ul><li>Marl<li hidden>Kell<li>Tarn</ul>", "- Marl\n- Tarn", "1 hidden text"),
         ("<table><tr><th>mill<th>bales<tr hidden><td>Kell<td>4<tr><td>Marl<td>3</table>", "mill: Marl; bales: 3", "1 hidden text"),
+        # a formula that is shown as a picture, and pages that a script shows
+        ("so <span style='display:none'><math><msup><mi>u</mi><mn>2</mn></msup></math></span><img>", "so u^2", ""),
+        ("so <span hidden>x <math><mi>u</mi></math></span>it", "so it", "1 hidden text"),
+        ("<body style='visibility:hidden'><p>Marl", "Marl", ""),
+        ("<div style='display:none'><p>Marl</div><p hidden>Kell", "Marl\n\nKell", ""),
         ("Marl<template><p>Kell</template><video>no video</video><datalist><option>Tarn</datalist>", "Marl", ""),
     ],
 )  # fmt: skip

@@ -329,6 +329,9 @@ HOSTILE: dict[str, Callable[[int], bytes | str]] = {
     "sheets.html": lambda n: "<style>.a{vertical-align:super} .b,</style><b class=a>" * (n // 40),
     "styles.html": lambda n: "<b style='vertical-align:" + "(" * n + "'>x",
     "struck.html": lambda n: "<s>1" * (n // 10) + "<ruby>a<rt>b" * (n // 10) + "<q>" * (n // 10),
+    "hidden.html": lambda n: (
+        "<p hidden>" + "<math>1</math> " * (n // 10) + "<p hidden>x" * (n // 20)
+    ),
     "links.html": lambda n: "<a href='#a'>1</a>" * (n // 20) + "<a href='#b'>" * (n // 20),
     "spans.html": lambda n: (
         "<table><tr>" + "<td rowspan=99 colspan=99>xyz" * 50 + "<tr><td>y" * (n // 8)

@@ -17,7 +17,7 @@ ORDINALS = frozenset(
     | {"er", "re", "e", "ème", "eme", "ère", "me"}
     | {"o", "a", "º", "ª", "os", "as"}
 )
-ENDINGS = frozenset({"me", "mme", "lle", "o", "os", "r", "TM", "SM"})
+ENDINGS = frozenset({"me", "mme", "lle", "o", "os", "r", "º", "ª", "TM", "SM"})
 # A number, perhaps with a letter, as in "PM2.5" and "HbA1c".
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)?[a-z]?")
 Kind = Literal["decimal", "padded", "letter", "LETTER", "repeated", "REPEATED", "roman", "ROMAN"]

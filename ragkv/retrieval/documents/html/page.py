@@ -17,7 +17,6 @@ from ragkv.runtime import counted
 from ..formulas import Formula
 from ..html_tables import MAX_SPAN, Cell, TableCells, is_layout
 from ..marks import Place, note_mark, struck
-from ..reading import FileContent, Loaded
 from .buffers import Buffer
 from .lists import OpenList, list_of
 from .looks import Sheets, look_of
@@ -51,8 +50,6 @@ MAX_DEPTH = 2000
 MAX_INDENT = 8
 # An error of `_Page` ends the parser after at most `FEED_BYTES`.
 FEED_BYTES = 16 * 1024
-# A page declares its encoding within `DECLARED_BYTES`.
-DECLARED_BYTES = 4096
 # What marks a note, where it is raised and links.
 _NOTE = re.compile(r"[\[(]?[\w*\u2020\u2021\u00a7]{1,4}[\])]?")
 # A link to a note that is not raised: behind a word or a number, or named so.
@@ -69,12 +66,14 @@ class _TooDeepError(Exception):
 class _Page:
     """A target of lxml's parser (its names are lxml's)."""
 
-    def __init__(self, sheets: Sheets) -> None:
+    def __init__(self, sheets: Sheets, shows_all: bool) -> None:
+        self._shows_all = shows_all
         self.title = ""
         self.hidden = 0  # texts that are not shown
         self._sheets = sheets
         self._left_out: list[str] = []  # the text within an element that is skipped
         self._skipped_as = ""  # "hidden", or the name of the element
+        self._hides_text = False  # some of it is not blank
         self._roles: list[str] = []  # what open elements are treated as
         self._readings: list[list[str]] = []  # beside the text of open rubies
         self._buffers = [Buffer("")]
@@ -101,10 +100,14 @@ class _Page:
             self._formula_depth += 1
             self._formula.start(_local(tag), attributes)
             return
+        if _local(tag) == "math" and self._stands_for_a_picture():
+            self._start_formula(tag)
+            return
         look = look_of(attributes)
-        if self._skipped or look.is_hidden or _is_skipped(tag, attributes):
+        is_hidden = look.is_hidden and not self._shows_all and tag not in ("html", "body")
+        if self._skipped or is_hidden or _is_skipped(tag, attributes):
             if not self._skipped:
-                self._skipped_as = "hidden" if look.is_hidden else tag
+                self._skipped_as = "hidden" if is_hidden else tag
             self._skipped += 1
             return
         buffer = self._buffers[-1]
@@ -139,9 +142,6 @@ class _Page:
                 self._readings.append([])
             case "q":
                 buffer.write('"')
-            case "math":
-                self._formula = Formula()
-                self._formula_depth = 1
         if (note := self._notes.get(attributes.get("id", ""))) and (tag in BLOCKS or tag == "li"):
             buffer.mark = f"{note}: "
         if role in OWN_BUFFER and not (role in STRUCK and buffer.tag == "pre"):
@@ -186,6 +186,7 @@ class _Page:
         buffer = self._buffers[-1]
         if self._skipped:
             self._left_out.append(text)
+            self._hides_text = self._hides_text or bool(text.strip())
             return
         if not text:
             return
@@ -214,6 +215,16 @@ class _Page:
             self._end_table(self._tables.pop())
         return self._buffers[0].take().strip()
 
+    def _stands_for_a_picture(self) -> bool:
+        """Whether a formula is shown, or hidden alone: Wikipedia shows a picture of it."""
+        is_alone = self._skipped_as == "hidden" and not self._hides_text
+        return is_alone or not self._skipped
+
+    def _start_formula(self, tag: str) -> None:
+        self._roles.append(tag)
+        self._formula = Formula()
+        self._formula_depth = 1
+
     def _start_link(self, attributes: Mapping[str, str]) -> None:
         self._target = attributes.get("href", "").partition("#")[2]
         self._links.append(self._target)
@@ -241,12 +252,12 @@ class _Page:
         outer.separate(buffer.gap)
 
     def _end_skipped(self) -> None:
-        text = "".join(self._left_out)
-        self._left_out = []
         if self._skipped_as == "style":
-            self._sheets.add(text)
-        elif self._skipped_as == "hidden" and text.strip():
-            self.hidden += 1
+            self._sheets.add("".join(self._left_out))
+        elif self._skipped_as == "hidden":
+            self.hidden += self._hides_text
+        self._left_out = []
+        self._hides_text = False
 
     def _end_in_formula(self, formula: Formula) -> None:
         self._formula_depth -= 1
@@ -338,8 +349,16 @@ class PageText:
 
 
 def text_of(html: str, sheets: Sheets | None = None) -> PageText:
-    """The text of an HTML page. `sheets` are style sheets that stand beside it."""
-    page = _Page(Sheets(sheets))
+    """The text of an HTML page. `sheets` are style sheets that stand beside it.
+
+    A page that hides all of its text shows it by a script, so it is read.
+    """
+    page = _text_of(html, sheets, shows_all=False)
+    return page if page.text or not page.hidden else _text_of(html, sheets, shows_all=True)
+
+
+def _text_of(html: str, sheets: Sheets | None, shows_all: bool) -> PageText:
+    page = _Page(Sheets(sheets), shows_all)
     parser = etree.HTMLParser(target=page, encoding="utf-8", huge_tree=True)
     try:
         data = html.encode("utf-8", "replace")
@@ -349,24 +368,6 @@ def text_of(html: str, sheets: Sheets | None = None) -> PageText:
     except _TooDeepError:
         text = " ".join(re.sub(r"<[^<>]*>", " ", html).split())
     return PageText(text, page.title, page.hidden)
-
-
-def declared_encoding(data: bytes) -> str | None:
-    """The encoding that a page declares near its start, or `None`. UTF-16 declared in ASCII is a
-    mistake for UTF-8.
-    """
-    head = re.sub(rb"<!--.*?-->", b"", data[:DECLARED_BYTES], flags=re.DOTALL)
-    found = re.search(
-        rb"""<\?xml[^>]+encoding\s*=\s*["']([\w.:-]+)""", head, re.IGNORECASE
-    ) or re.search(rb"""<meta\b[^>]+charset\s*=\s*["']?\s*([\w.:-]+)""", head, re.IGNORECASE)
-    label = found.group(1).decode("ascii", "replace") if found else None
-    return "utf-8" if label and label.lower().startswith(("utf-16", "utf16", "unicode")) else label
-
-
-def load_html(content: FileContent) -> Loaded:
-    """One document, read in the encoding that the page declares."""
-    page = text_of(content.text(declared_encoding(content.data)))
-    yield content.document(page.text, {"format": "markdown", "title": page.title}, page.lost)
 
 
 def _is_skipped(tag: str, attributes: Mapping[str, str]) -> bool:
