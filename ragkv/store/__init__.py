@@ -12,7 +12,7 @@ from .policies import LRU, POLICIES, Item, Policy, TurnSize, make_policy
 
 if TYPE_CHECKING:
     from .codecs import CODECS, stored_bytes
-    from .contents import StoreStats, deleted_everywhere
+    from .contents import deleted_everywhere
     from .entry import (
         Entry,
         EntryInfo,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         MemoryLease,
         MemoryTier,
         RemoteStats,
+        StoreStats,
         Tier,
         TierKind,
         TierStats,

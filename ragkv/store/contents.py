@@ -1,4 +1,4 @@
-"""What a store holds: counts, lists of its entries, and the sweep of those that nobody may use any
+"""What a store holds: lists of its entries, and the sweep of those that nobody may use any
 more (`gc`). None of this counts as a use.
 """
 
@@ -11,22 +11,9 @@ from ragkv.errors import StoreError
 
 from .copying import TierCopies
 from .entry import EntryInfo, EntryKey, Identity
-from .prefetch import Prefetcher
-from .tiers import Tier, TierStats
+from .tiers import Tier
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class StoreStats:
-    """What the store holds, and what happened since it was opened."""
-
-    tiers: tuple[TierStats, ...]  # fastest first
-    pending_bytes: int  # waiting to be written, or to be promoted
-    # entries not written to a tier below memory: the write buffer was full, or the write failed
-    dropped_writes: int
-    prefetched: int = 0  # entries copied to the fastest tier for waiting requests
-    announced: int = 0  # requests that wait, or have not opened their entries yet
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,16 +22,6 @@ class Contents:
 
     tiers: tuple[Tier, ...]  # fastest first
     copies: TierCopies  # between them
-    prefetcher: Prefetcher
-
-    def stats(self) -> StoreStats:
-        """Counts and bytes of every tier and of the background threads."""
-        tiers = tuple(tier.stats() for tier in self.tiers)
-        copies = self.copies
-        ahead = self.prefetcher
-        return StoreStats(
-            tiers, copies.pending_bytes, copies.dropped, ahead.fetched, ahead.requests
-        )
 
     def infos(self) -> Iterator[EntryInfo]:
         """The entries in all tiers, each key once, in no particular order."""
@@ -70,25 +47,20 @@ class Contents:
 
     def refused(self, keep: Callable[[Identity], bool]) -> set[EntryKey]:
         """The keys that `gc` would drop."""
-        self.flush()
+        self.copies.flush()
         return {key for tier in self.tiers for key in _refused(tier, keep)}
 
     def gc(self, keep: Callable[[Identity], bool]) -> int:
         """Drop every entry whose identity `keep` refuses, or that this code cannot read, from every
         tier; the bytes freed, over all tiers that count them.
         """
-        self.flush()
+        self.copies.flush()
         before = self._used_bytes()
         with self.copies.deleting():
             for tier in self.tiers:
                 for key in _refused(tier, keep):
                     tier.delete(key)
         return before - self._used_bytes()
-
-    def flush(self) -> None:
-        """Return when everything put so far is written or dropped, and what fits is fetched."""
-        self.prefetcher.flush()
-        self.copies.flush()
 
     def _used_bytes(self) -> int:
         return sum(tier.stats().used_bytes or 0 for tier in self.tiers)

@@ -17,14 +17,14 @@ from functools import partial
 
 from ragkv.runtime import Closing
 
-from .contents import Contents, StoreStats, deleted_everywhere
+from .contents import Contents, deleted_everywhere
 from .copying import TierCopies, or_none
 from .durable import DurableTiers
 from .entry import EncodedEntry, Entry, EntryKey, Identity
 from .limits import StoreLimits
 from .policies import TurnSize
 from .prefetch import Prefetcher
-from .tiers import Lease, MemoryLease, Tier, TierKind
+from .tiers import Lease, MemoryLease, StoreStats, Tier, TierKind
 
 
 class Store(Closing):
@@ -52,7 +52,7 @@ class Store(Closing):
         copies_up = has_memory and bool(self._below) and prefetch
         self.prefetcher = Prefetcher(self.tiers, copies, copies_up)
         self.durable = DurableTiers(self._below or self.tiers, copies, page_locked)
-        self.contents = Contents(self.tiers, copies, self.prefetcher)
+        self.contents = Contents(self.tiers, copies)
         self.limits = StoreLimits(self.tiers, copies)
         # At the end of the process the newest is closed first: an engine before its store, in which
         # it still saves.
@@ -138,11 +138,17 @@ class Store(Closing):
 
     def stats(self) -> StoreStats:
         """Counts and bytes of every tier and of the background threads."""
-        return self.contents.stats()
+        copies = self._copies
+        ahead = self.prefetcher
+        tiers = tuple(tier.stats() for tier in self.tiers)
+        return StoreStats(
+            tiers, copies.pending_bytes, copies.dropped, ahead.fetched, ahead.requests
+        )
 
     def flush(self) -> None:
         """Return when everything put so far is written or dropped, and what fits is fetched."""
-        self.contents.flush()
+        self.prefetcher.flush()
+        self._copies.flush()
 
     def close(self) -> None:
         """Write what waits and close every tier. Twice is harmless; leases stay readable until they

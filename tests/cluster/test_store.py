@@ -13,7 +13,7 @@ import pytest
 from ragkv.config import RedisConfig, StoreConfig
 from ragkv.errors import RemoteError
 from ragkv.runtime import Closing
-from ragkv.store import Store, TierKind
+from ragkv.store import Store, TierKind, open_store
 from tests.cluster.faulty_proxy import Proxy
 from tests.faults import raising
 from tests.scheduling.helpers import until
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.allow_hosts([LOOPBACK])
 KINDS = (TierKind.MEMORY, TierKind.DISK, TierKind.REDIS, TierKind.S3)
 
 
-def open_store(directory: Path | None, **changes: Any) -> Store:
+def store_at(directory: Path | None, **changes: Any) -> Store:
     place = None if directory is None else str(directory)
     return open_store(StoreConfig(**{"directory": place, "memory_bytes": 10**6, **changes}))
 
@@ -52,7 +52,7 @@ def holders(store: Store, number: int) -> set[TierKind]:
 
 
 def test_a_write_is_demoted_to_every_tier(shared: dict[str, Any], tmp_path: Path) -> None:
-    with open_store(tmp_path, **shared) as store:
+    with store_at(tmp_path, **shared) as store:
         store.put(make_entry(1))
         store.flush()
         assert holders(store, 1) == set(KINDS)
@@ -64,11 +64,11 @@ def test_a_write_is_demoted_to_every_tier(shared: dict[str, Any], tmp_path: Path
 def test_a_remote_hit_is_promoted_to_every_tier_above(
     shared: dict[str, Any], tmp_path: Path, below: TierKind
 ) -> None:
-    with open_store(tmp_path / "a", **shared) as store:
+    with store_at(tmp_path / "a", **shared) as store:
         store.durable.put(make_entry(1))
         if below is TierKind.S3:
             assert redis_tier_of(store).delete(make_entry(1).info.key)
-    with open_store(tmp_path / "b", **shared) as other:
+    with store_at(tmp_path / "b", **shared) as other:
         assert hit(other, 1) is below
         assert holders(other, 1) == set(KINDS)
         assert hit(other, 1) is TierKind.MEMORY
@@ -81,7 +81,7 @@ def test_the_promotion_of_an_entry_does_not_fetch_again_what_its_reader_fetched(
     with redis_store(config) as store:
         store.durable.put(make_entry(1))
     proxy = Proxy((LOOPBACK, redis_server.port))
-    with open_store(
+    with store_at(
         tmp_path, redis=replace(config, url=f"redis://{LOOPBACK}:{proxy.port}/0")
     ) as store:
         lease = store.lease(IDENTITY, ids_of(1))
@@ -107,7 +107,7 @@ def test_the_lookups_of_a_request_that_starts_share_one_round_trip(
             store.durable.put(make_entry(number))
     proxy = Proxy((LOOPBACK, redis_server.port), latency_s=0.5)
     through = replace(config, url=f"redis://{LOOPBACK}:{proxy.port}/0")
-    with open_store(None, redis=through, prefetch=False) as store:
+    with store_at(None, redis=through, prefetch=False) as store:
         assert redis_tier_of(store).contains(make_entry(1).info.key)  # connected
         hint = hint_of(*range(20))
         began = time.monotonic()
@@ -125,7 +125,7 @@ def test_the_lookups_of_a_request_that_starts_share_one_round_trip(
 def test_deletion_reaches_every_tier_and_the_writes_that_are_queued(
     shared: dict[str, Any], tmp_path: Path
 ) -> None:
-    with open_store(tmp_path, **shared) as store:
+    with store_at(tmp_path, **shared) as store:
         store.put(make_entry(1))
         assert store.delete(make_entry(1).info.key)
         store.flush()
@@ -137,7 +137,7 @@ def test_deletion_reaches_every_tier_and_the_writes_that_are_queued(
 def test_an_entry_that_one_tier_lacks_is_copied_there(
     shared: dict[str, Any], tmp_path: Path
 ) -> None:
-    with open_store(tmp_path, **shared) as store:
+    with store_at(tmp_path, **shared) as store:
         store.durable.put(make_entry(1))
         for kind in (TierKind.REDIS, TierKind.S3):
             next(tier for tier in store.tiers if tier.kind is kind).delete(make_entry(1).info.key)
@@ -174,7 +174,7 @@ class StoreBehindProxy(Closing):
         self.store = self.open()
 
     def open(self) -> Store:
-        return open_store(self.directory, redis=self.config)
+        return store_at(self.directory, redis=self.config)
 
     def disconnect(self) -> None:
         self.proxy.refusing = True
@@ -209,9 +209,7 @@ def test_a_deletion_that_does_not_reach_the_remote_is_repeated_until_it_does_ove
 
     behind.store = behind.open()  # a restart forgets nothing, though the remote does not answer yet
     assert hit(behind.store, 1) is None
-    with open_store(
-        None, redis=replace(behind.config, url=redis_config(redis_server).url)
-    ) as other:
+    with store_at(None, redis=replace(behind.config, url=redis_config(redis_server).url)) as other:
         assert holders(other, 1) == {TierKind.REDIS}
         behind.proxy.refusing = False
         until(lambda: holders(other, 1) == set())

@@ -7,7 +7,7 @@ from .disk import DiskTier
 from .lease import Lease, StoredLease
 from .memory import MemoryLease, MemoryTier
 from .read_only import ReadOnlyDiskTier
-from .stats import RemoteStats, TierKind, TierStats
+from .stats import RemoteStats, StoreStats, TierKind, TierStats
 
 __all__ = [
     "DiskTier",
@@ -16,6 +16,7 @@ __all__ = [
     "MemoryTier",
     "ReadOnlyDiskTier",
     "RemoteStats",
+    "StoreStats",
     "StoredLease",
     "Tier",
     "TierKind",

@@ -1,4 +1,4 @@
-"""What a tier says of itself."""
+"""What a tier says of itself, and a store of its tiers."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -40,6 +40,18 @@ class TierStats:
     read_bytes: int
     written_bytes: int
     remote: RemoteStats | None = None  # of a remote tier
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """What the store holds, and what happened since it was opened."""
+
+    tiers: tuple[TierStats, ...]  # fastest first
+    pending_bytes: int  # waiting to be written, or to be promoted
+    # entries not written to a tier below memory: the write buffer was full, or the write failed
+    dropped_writes: int
+    prefetched: int = 0  # entries copied to the fastest tier for waiting requests
+    announced: int = 0  # requests that wait, or have not opened their entries yet
 
 
 @dataclass(slots=True)
