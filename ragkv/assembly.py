@@ -17,7 +17,7 @@ from .control.gate_result import FILE_NAME as GATE_FILE
 from .control.gate_result import GateResult
 from .control.gate_result import load as load_gate_result
 from .conversations import SESSIONS, Conversations, HistoryBlocks, LazyStorage, Sessions
-from .entries import Entries
+from .entries import Entries, unused_note
 from .fusion import Fusor, Readers
 from .prompt import (
     AnswerBackend,
@@ -119,7 +119,7 @@ def assembled(
         prefix_blocks = PrefixBlocks(
             model.identity_for(config), config.store.memory_bytes // PREFIX_SHARE
         )
-        unused = model.unused_note(store, identity)
+        unused = unused_note(store, identity, model.dtype_choice.why)
 
         # who computes
         scheduler = Scheduler(

@@ -7,7 +7,6 @@ import os
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
 from ragkv.config import EXPECTED_CODEC, EngineConfig
@@ -31,7 +30,6 @@ from ragkv.store import (
     EntryInfo,
     Identity,
     MemoryLease,
-    Store,
     dtype_name,
     ids_digest,
 )
@@ -47,9 +45,6 @@ NEUTRAL_TOKENS = 1_280
 MOST_UNKNOWN = 0.02
 # Each engine uses two: its prefix when it is built, and then the prefix with the text.
 KEPT_CONTEXTS = 8
-# what entries of one model have in common, whatever its dtype
-OF_ANY_DTYPE = ("architecture", "rope", "tokenizer", "adapter")
-SAMPLE = 64  # entries are looked at for their dtype: reading one takes a tenth of a millisecond
 
 
 @dataclass(frozen=True)
@@ -178,31 +173,6 @@ class SharedModel:
         key = identity.key(prefix_ids)
         info = EntryInfo(key, identity, prefix_ids, frequencies, *self.adapter.kv_shape)
         return MemoryLease(Entry(info, kv.cpu()))
-
-    def unused_note(self, store: Store, own: Identity) -> str | None:
-        """Why nothing stored on this machine is reused, if entries of this model were made in
-        another dtype. The log says it, too.
-
-        `own` is the identity of an engine's chunks. `None` if some entries are of its dtype, or none
-        of this model. The weights are not compared: their digest depends on the dtype.
-        """
-        here = (tier for tier in store.tiers if not tier.is_remote)
-        infos = (info for tier in here for _, info in tier.scan() if info is not None)
-        found = {
-            info.identity.dtype
-            for info in islice(infos, SAMPLE)
-            if all(getattr(info.identity, name) == getattr(own, name) for name in OF_ANY_DTYPE)
-        }
-        if not found or own.dtype in found:
-            return None
-        others = " and ".join(sorted(found))
-        note = (
-            f"the entries stored here were made in {others} and are not reused, because the model "
-            f"computes in {self.dtype_choice.why}. "
-            f"Set dtype = {min(found)} to use them, or delete them with `ragkv gc`"
-        )
-        log.info("Stored KV is not used: %s.", note)
-        return note
 
     @cached_property
     def grammars(self) -> "Grammars":
