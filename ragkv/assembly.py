@@ -127,8 +127,8 @@ def assembled(
         )
         between = scheduler.between_layers
         encoder = Encoder(model.adapter, identity, prefix_ids, neutral, model.context, between)
-        turns = IdleTime(model.compute, scheduler)
-        background = BackgroundEncoder(encoder, store, turns)
+        idle_time = IdleTime(model.compute, scheduler)
+        background = BackgroundEncoder(encoder, store, idle_time)
         opened.callback(background.close)
         entries = Entries(background, intake, prefix_blocks, conversations.telling, unused)
         readers = Readers(config.store.reader_threads)
@@ -136,7 +136,7 @@ def assembled(
         fusor = Fusor(model.adapter, readers, config.fusion.read_ahead_layers, config.fusion.seed)
         present = PresentProfile(model.adapter, identity, store, config.store.directory)
         controller = Controller(present, methods, config.controller.prices)
-        profiler = Profiler(present, controller, fusor, turns, config, block_writer.store)
+        profiler = Profiler(present, controller, fusor, idle_time, config, block_writer.store)
 
         # who answers
         backend: AnswerBackend
@@ -172,7 +172,7 @@ def assembled(
         intake,
         store,
         scheduler,
-        turns,
+        idle_time,
         fusor,
         controller,
         profiler,

@@ -133,11 +133,13 @@ class StoreConfig:
     memory_bytes: int = 1 * GIB  # capacity of the memory tier
     # capacity of the disk tier; on a server documents and KV of a tenant together
     disk_bytes: int = 20 * GIB
-    # eviction policy of memory and disk (Redis and S3 evict by last use): POLICY_NAMES
+    # eviction policy of memory and disk: et-lru, lookahead, lru, t-lru, t-lru-guarded or
+    # threshold-lru; Redis and S3 evict by last use
     policy: str = "lookahead"
     # copy what queued requests will read from disk to memory before they start
     prefetch: bool = fixed(True)
-    # of a turn, for TAIL_POLICIES: xi is what a prefill computes in it
+    # target for the first token of a turn, for et-lru, t-lru and t-lru-guarded: such a prompt may
+    # compute as many tokens as a prefill does in this time
     ttft_target_ms: float | None = None
     xi_tokens: int = fixed(0)  # the same in tokens: those a turn may compute within its target
     # threshold-lru does not keep conversations that are shorter

@@ -116,7 +116,8 @@ class Engine(Closing):
         request = self.intake.answer_request(question, chunks, options)
         *_, answer = self._events(request, session)
         assert isinstance(answer, Answer)
-        self.settle(request.work)
+        if answer.reuse.missed_chunks:
+            self.settle(request.work)
         return answer
 
     def stream(

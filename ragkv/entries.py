@@ -177,7 +177,7 @@ class Entries:
         """Compute the entries of the batch, and store durably those that were not deleted since;
         then it is empty.
         """
-        with self.background.turns.encoding():
+        with self.background.idle_time.encoding():
             entries = self.encoder.chunks(batch, stop)
         counts = Counter[str]()
         for entry in entries:

@@ -71,6 +71,7 @@ class Answering:
     context: WorkContext
     tenant: Tenant
     session: Session | None  # that the request names
+    title: str  # of the session, if it has none yet
     found: Found | None = None
 
     def retrieve(
@@ -120,6 +121,7 @@ class Answering:
         options["deadline_s"] = self.context.work.left_s()
         options["cancel"] = self.context.cancelled
         options["on_prefill"] = prefills.append
+        options["title"] = self.title
         events = self.tenant.engine.stream(question, chunks, session, **options)
         try:
             for event in events:
@@ -150,16 +152,14 @@ def answering(
 
     However the block ends, KV of passages that were deleted meanwhile is dropped.
 
-    `question` is the title of a conversation that has none yet; it is known as long as the caller
-    holds the session.
+    `question` is the title of a conversation that has none yet.
     """
     with caller.service.tenants.lease(caller.principal) as tenant:
         session = None
         if body.session_id is not None:
             tenant.check_session_quota(caller.principal, body.session_id)
             session = tenant.session(body.session_id)
-            session.first_title = title_from(question)
-        work = Answering(context, tenant, session)
+        work = Answering(context, tenant, session, title_from(question))
         try:
             yield work
         finally:

@@ -223,7 +223,7 @@ class Caller:
     async def answer(
         self, work: Callable[[WorkContext], Generator[object, None, None]], kind: type[T]
     ) -> T:
-        """The last item of the stream `work`, which is a `kind`."""
+        """The first item of the stream `work` that is a `kind`: with it the answer is complete."""
 
         def of_kind(context: WorkContext) -> T:
             with contextlib.closing(work(context)) as items:

@@ -235,6 +235,7 @@ class Tenants(Closing):
             collections = Collections(
                 directory, open_corpus, engine, pool, self.reserve, chat, known
             )
+            opened.callback(collections.close)
             tenant = Tenant(engine, chat, collections, self._config.quotas)
             opened.callback(tenant.close, encode_missed=False)
             if name not in self._resumed:

@@ -31,7 +31,7 @@ class Profiler(Closing):
     present: PresentProfile
     controller: Controller
     fusor: Fusor
-    turns: IdleTime
+    idle_time: IdleTime
     config: EngineConfig
     history: Store  # of the blocks of conversations: that of chunks, or their own
     _closing: threading.Event = field(default_factory=threading.Event, init=False)
@@ -60,7 +60,7 @@ class Profiler(Closing):
         `on_progress(done, total)` is called after each measurement.
         """
         report = on_progress or (lambda _done, _total: None)
-        measuring = Measuring(self.present, self.fusor, self.turns.scheduler, quick, report)
+        measuring = Measuring(self.present, self.fusor, self.idle_time.scheduler, quick, report)
         profile = measuring.profile()
         self.use(profile)
         save(profile, self.present.folder)
@@ -79,13 +79,13 @@ class Profiler(Closing):
     def close(self) -> None:
         """Stop measuring; what is under way is dropped."""
         self._closing.set()
-        self.turns.wake()
+        self.idle_time.wake()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _run(self) -> None:
         try:
-            while not self._closing.wait(QUIET_S) and self.turns.busy:
+            while not self._closing.wait(QUIET_S) and self.idle_time.busy:
                 self._wait_idle()
             self._wait_idle()  # which ends it here if the engine was closed meanwhile
             profile = self.measure(quick=True, on_progress=lambda _done, _total: self._wait_idle())
@@ -97,7 +97,7 @@ class Profiler(Closing):
 
     def _wait_idle(self) -> None:
         """Return when no request runs; raises `ProfileError` once this is closed."""
-        while self.turns.busy and not self._closing.is_set():
-            self.turns.wait_idle(QUIET_S, self._closing.is_set)
+        while self.idle_time.busy and not self._closing.is_set():
+            self.idle_time.wait_idle(QUIET_S, self._closing.is_set)
         if self._closing.is_set():
             raise ProfileError("The engine was closed while its profile was measured.")

@@ -136,10 +136,15 @@ class FolderStorage(SessionStorage):
             self._unwritten[session.session_id] = session
             return
         write = session.write = Future[str | None]()
-        # The job keeps the session alive until it is written.
-        if not self._writer.submit(
-            Job(lambda: write.set_result(self._write(session, version, state)))
-        ):
+
+        def run() -> None:  # it keeps the session alive until it is written
+            try:
+                write.set_result(self._write(session, version, state))
+            except Exception as error:  # who waits for the write must not wait for nothing
+                write.set_result(f"the conversation could not be written to disk ({error})")
+                raise
+
+        if not self._writer.submit(Job(run)):
             write.set_result(
                 "the conversation was not written to disk, because the engine is being closed"
             )
@@ -156,12 +161,13 @@ class FolderStorage(SessionStorage):
             )
 
     def delete(self, session_id: str, known: str | None = None) -> None:
-        self._unwritten.pop(session_id, None)
         self._summaries.pop(session_id, None)
         if self._folder is None:
+            self._unwritten.pop(session_id, None)
             return
         try:
             with self._writing:
+                self._unwritten.pop(session_id, None)  # a write that failed meanwhile is over
                 _remove(self._path(session_id))
                 for aside in _ASIDE:  # it is the conversation's text, too
                     _remove(self._path(session_id).with_suffix(aside))
@@ -232,11 +238,11 @@ class FolderStorage(SessionStorage):
         too.
         """
         assert self._folder is not None
-        try:
-            with self._writing:
-                # a newer state is written by its own job, or it was deleted
-                if session.version != version:
-                    return None
+        with self._writing:
+            # a newer state is written by its own job, or it was deleted
+            if session.version != version:
+                return None
+            try:
                 if state.turns or len(state.history):
                     make_private_folder(self._folder)
                     data = encode(
@@ -245,18 +251,18 @@ class FolderStorage(SessionStorage):
                     replace_file(self._path(session.session_id), data)
                 else:
                     _remove(self._path(session.session_id))
-        except OSError as error:
-            log.warning(
-                "Session %r cannot be written to disk: %s. It lives in memory.",
-                session.session_id,
-                error,
-            )
-            note = f"the conversation could not be written to disk ({error.strerror})"
-            self._unwritten[session.session_id] = session
-            session.note(note)
-            return note
-        self._unwritten.pop(session.session_id, None)
-        return None
+            except OSError as error:
+                log.warning(
+                    "Session %r cannot be written to disk: %s. It lives in memory.",
+                    session.session_id,
+                    error,
+                )
+                note = f"the conversation could not be written to disk ({error.strerror})"
+                self._unwritten[session.session_id] = session
+                session.note(note)
+                return note
+            self._unwritten.pop(session.session_id, None)
+            return None
 
     def _path(self, session_id: str) -> Path:
         assert self._folder is not None

@@ -40,8 +40,7 @@ class Session:
         self.notes = notes  # for the report of the next turn
         self._noting = threading.Lock()  # a turn and the write of the one before change them
         self.version: str | None = None  # the storage's name of `state`; None: it does not keep it
-        self.first_title = ""  # the title from the next turn on, unless it has one
-        # the last one to disk; its result is a note if it failed
+        # the newest write to disk; its result is a note if it failed
         self.write: Future[str | None] | None = None
         self.deleted = False
         self.owner = owner
@@ -80,8 +79,8 @@ class Session:
         return taken
 
     def wait_saved(self, timeout_s: float) -> str | None:
-        """Return when the last turn survives a crash; a note for its report if that is not so
-        within `timeout_s`.
+        """Return when the last turn is on disk. If that takes longer than `timeout_s` or fails, returns
+        a note for its report.
 
         Call it when the turn has ended: the session is not held meanwhile, and its next turn may
         run.

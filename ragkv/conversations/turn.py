@@ -26,6 +26,7 @@ from ragkv.prompt.history import (
     with_turn,
 )
 from ragkv.runtime import Closing
+from ragkv.runtime.waiting import POLL_S
 from ragkv.store import EntryKey, TurnSize, conversation_group, ids_digest
 from ragkv.types import Answer, TokenEvent
 
@@ -52,6 +53,8 @@ class Turn(Closing):
         self._history = prompt.history
         self._parts = _parts(prompt, task.request)
         self._made = served.turn_kv
+        self._title = task.request.title
+        self._work = task.work
         self._ids = list(prompt.token_ids)
         self._prefix_digest = ids_digest(prompt.prefix)
         self._chain = Chain(prompt.prefix)
@@ -125,7 +128,7 @@ class Turn(Closing):
         history = History(tuple(self._blocks), whole[self._at :], self._history.parts + own_parts)
         turns = with_turn(self._before.turns, self._before.history, self._owner.clock())
         notes = self._wait_for_writer()
-        title = self._session.first_title
+        title = self._title
         self._commit(
             lambda state: replace(state, turns=turns, history=history, title=state.title or title)
         )
@@ -134,7 +137,9 @@ class Turn(Closing):
         return notes
 
     def _commit(self, change: Callable[[SessionState], SessionState]) -> None:
-        """Commit the session's state. Notes that this turn's report has stay only if this raises."""
+        """Commit the session's state. Its notes that this turn's report has are dropped, unless this
+        raises.
+        """
         # before the commit: the write that it begins may leave the same one again
         told = self._session.take_notes(self._prompt.notes)
         try:
@@ -206,8 +211,12 @@ class Turn(Closing):
         `wait_s` in all.
         """
         until = time.monotonic() + wait_s
-        while self._unsaved and self._unsaved[0](max(0.0, until - time.monotonic())):
-            self._unsaved.popleft()
+        while self._unsaved:
+            left_s = until - time.monotonic()
+            if self._unsaved[0](min(max(0.0, left_s), POLL_S)):
+                self._unsaved.popleft()
+            elif left_s <= 0.0 or self._work.is_over:
+                return
 
     def _wait_for_writer(self) -> tuple[str, ...]:
         """Wait for room for the blocks that are left; notes say how long, and how many blocks are

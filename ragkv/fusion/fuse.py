@@ -84,7 +84,7 @@ class RowChoice:
         # indices of the candidates that the first pass computes, (C,) ascending
         if isinstance(selector, StaticSelector):
             self.first = selector.select(plan.candidates, ratio, seed)
-            self.wanted = self.first.numel()  # all or none, whatever the ratio, of some
+            self.wanted = self.first.numel()  # of "all" and "none", whatever the ratio
         else:
             self.first = torch.arange(count if self.checks else 0)
         # A span that is computed as a whole need not be read.

@@ -50,7 +50,7 @@ class Readers(Closing):
         default_factory=partial(deque, maxlen=REUSABLE_BUFFERS), init=False
     )
 
-    # Not locked: if two requests make it at once, one pool ends when what it was given is read.
+    # Not locked: if two requests make a pool at once, one of the two reads what it was given and ends.
     @cached_property
     def pool(self) -> ThreadPoolExecutor:
         """The threads; they start with the first slice that is read."""

@@ -106,6 +106,7 @@ class Intake:
             separator=self._separator(options),
             given_answer=self.encode(answer),
             raw=bool(options.get("raw")),
+            title=str(options.get("title", "")),
         )
         for ids in (request.question, request.separator, request.given_answer):
             self._check_ids(ids)

@@ -59,7 +59,7 @@ class Prefiller:
         Raises what the task's work raises, while it waits for the model and between layers.
         """
         method = task.request.method
-        # what keeps its blocks knows what is deleted from now on
+        # made now: it keeps no block of this prompt if anything is deleted from here on
         keep = self.lookup.prefix_blocks.keeper() if method.reuse == "prefix" else None
         tries = _Tries()
         passed = None

@@ -91,6 +91,7 @@ class PrefillOptions(TypedDict, total=False):
     deadline_s: float | None  # seconds from the call until the request is given up
     cancel: threading.Event | None  # the request is cancelled once this is set
     separator: str | Sequence[int]  # comes after each chunk that no `Text` follows
+    title: str  # of a conversation that has none yet
     # continue a text: no template follows the question, and the answer keeps the space it begins
     # with
     raw: bool
@@ -136,6 +137,7 @@ class Request:
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
     raw: bool = False
+    title: str = ""
     grammar: "Grammar | None" = None  # constrains the answer
     sampling: Sampling = GREEDY
     on_prefill: Callable[[ServedPrompt], None] | None = None

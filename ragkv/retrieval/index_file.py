@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ragkv.runtime import Check, Closing, no_check, stop_of
+from ragkv.runtime import Check, Closing, acquired, no_check, stop_of
 
 from .filters import EVERYTHING, Condition
 from .index_errors import told
@@ -46,9 +46,11 @@ class IndexFile(Closing):
             self._connection.set_progress_handler(self._must_stop, STEPS)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Holds the lock and turns SQLite's errors into `StoreError`."""
-        with self._lock:
+    def locked(self, check: Check = no_check) -> Iterator[None]:
+        """Holds the lock and turns SQLite's errors into `StoreError`. What `check` raises ends the
+        wait for it.
+        """
+        with acquired(self._lock, check):
             try:
                 yield
             except sqlite3.Error as error:
@@ -63,7 +65,7 @@ class IndexFile(Closing):
         """All reads of the block see one state, whatever other processes write. What `check` raises
         ends it.
         """
-        with self.locked():
+        with self.locked(check):
             self._connection.execute("BEGIN")
             try:
                 with self._stopped_by(check):
@@ -78,7 +80,7 @@ class IndexFile(Closing):
 
         What `check` raises ends it, until it is being committed.
         """
-        with self.locked():
+        with self.locked(check):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 with self._stopped_by(check):

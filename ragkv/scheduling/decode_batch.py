@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 # will ask again. Without it the first request steps alone and the others together, so the mean
 # batch is half as large.
 PATIENCE = 0.125
+# So many rows of a step are of any tenant; behind them come those of the tenant whose turn it is.
+SHARED_ROWS = 4
 # The most rows of a step with drafts; in 16 bits on a CPU it is `FEW_ROWS`, because more read other
 # copies of weights.
 DRAFT_ROWS = 16
@@ -235,7 +237,7 @@ class DecodeBatch:
         # steps, or is about to ask for its next token.
         if len(self.lock.owners.union(seen, (slot.owner for slot in self._expected))) > 1:
             ranked.sort(key=lambda one: one[0])
-            ranked = [one for place, one in enumerate(ranked) if place < FEW_ROWS or one[0] == 0]
+            ranked = [one for place, one in enumerate(ranked) if place < SHARED_ROWS or one[0] == 0]
         requests = [request for _, request in ranked]
         # More requests may have come since there was room for their drafts.
         if any(request.row.drafts for request in requests):

@@ -51,8 +51,8 @@ class JointPrefills(Generic[P]):
         """Return when a pass with `prefill` is over. Raises what `work.check` raises while it
         waits.
 
-        `compute` is called under the lock: with `prefill`, and with others unless they have more
-        than `JOINT_ROWS` rows together. It must set a result or an error on every one; one that has
+        `compute` is called under the lock with `prefill`, and with others as long as all have at
+        most `JOINT_ROWS` rows together. It must set a result or an error on every one; one that has
         neither is tried again by its own thread. What it raises is raised on this thread.
         """
         own = _WaitingPrefill(prefill, rows, work.owner)

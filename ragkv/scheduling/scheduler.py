@@ -20,7 +20,6 @@ import torch
 from ragkv.config import SchedulerConfig
 from ragkv.errors import CancelledError, DeadlineError, QueueFullError, RagKVError
 from ragkv.model import Adapter
-from ragkv.model.cpu.copied import FEW_ROWS
 from ragkv.runtime import Check, FairLock, ThreadChoice, no_check
 from ragkv.runtime.waiting import POLL_S
 from ragkv.store import Prefetcher, PrefetchHint
@@ -32,6 +31,8 @@ from .queue_stats import QueueStats
 # Short prompts are admitted beyond `workers` while all admitted prompts together have at most so
 # many tokens. They plan and read ahead, and then share a pass.
 JOINT_TOKENS = 8192
+# So many requests of one tenant are prepared while other tenants compute.
+PREPARED_AHEAD = 4
 
 
 class Work:
@@ -75,6 +76,15 @@ class Work:
                 "is shorter."
             )
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the request should not go on: `check` raises."""
+        try:
+            self.check()
+        except (CancelledError, DeadlineError):
+            return True
+        return False
+
     def wait(self, event: threading.Event) -> None:
         """Wait for `event`; raises what `check` raises."""
         may_end = self._cancel is not None or self._deadline_s is not None
@@ -92,7 +102,7 @@ class SharedCompute:
         self.threads = ThreadChoice(torch.get_num_threads() if on_cpu else 1)
         # only the thread that computes keeps an OpenMP pool
         self.lock = FairLock(self.threads.end, self.threads.begin)
-        # of those that encode one waits for its turn, so a request waits for one chunk
+        # held by who encodes: only one of them waits for the model, so a request waits for one chunk
         self.encoding = FairLock()
         self.batch = DecodeBatch(adapter, self.lock)
         self.prefills = JointPrefills[Any](self.lock)
@@ -107,7 +117,7 @@ class SharedCompute:
 
 
 class _Admission:
-    """What a request waits for, whose prompt has `tokens` tokens; then it is one of those that run."""
+    """A request in the queue, later among those that run; its prompt has `tokens` tokens."""
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
@@ -192,7 +202,7 @@ class Scheduler:
 
         While other tenants compute, only a few requests of one tenant wait for the model.
         """
-        while len(self._running) + len(self._waiting) >= FEW_ROWS and (
+        while len(self._running) + len(self._waiting) >= PREPARED_AHEAD and (
             self._compute.lock.owners - {self.owner}
         ):
             check()

@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Whether an entry of so many tokens belongs in memory, if a request `used` it, or not, and if
-# memory has room, or not.
+# Whether an entry of so many tokens belongs in memory. It is also told whether a request used the
+# entry, and whether memory has room.
 Placement = Callable[[int, bool, bool], bool]
 
 REMEMBERED = 10_000  # So many deleted keys are remembered. An older lookup is not copied up.

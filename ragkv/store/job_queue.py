@@ -42,8 +42,8 @@ class JobQueue(Generic[E]):
     name: str  # of the thread
     _jobs: deque[Job[E]] = field(default_factory=deque, init=False)
     _running: Job[E] | None = field(default=None, init=False)
-    # of the jobs that wait or run: how many flushes had begun when they, or the job that submitted
-    # them on this thread, came
+    # For each job that waits or runs, how many flushes had begun when it came. A job that another
+    # one submits, on this thread, has the number of that one.
     _rounds: dict[Job[E], int] = field(default_factory=dict, init=False)
     _flushes: int = field(default=0, init=False)
     # by key, the last job that writes it

@@ -2,8 +2,8 @@
 
 A lookup asks the tiers in order. A hit in a slower tier is copied to the faster ones in the
 background (`copying.py`). A put stores in memory at once; the disk and shared storage are written in
-the background. Only a read waits for a remote tier, at most its timeout: a pass that needs the read
-waits with the prompts that share it.
+the background. Only a read waits for a remote tier, at most its timeout; the whole pass waits then,
+with all prompts in it.
 A store failure never fails a request: it is logged and counts as a miss (CacheBlend section 5.1, "KV
 cache store").
 
@@ -85,17 +85,21 @@ class Store(Closing):
             tier.contains(key) for tier in self.tiers if not (here and tier.is_remote)
         )
 
-    def put(self, entry: Entry, wait_s: float = 0.0) -> None:
+    def put(self, entry: Entry | EncodedEntry, wait_s: float = 0.0) -> None:
         """Store `entry`: in memory at once, in the tiers below soon. Waits for a disk or a server
         `wait_s` at most.
 
         A write buffer that stays full drops the write and counts it. The caller must not write to
         the entry's tensors afterwards.
         """
-        encoded = EncodedEntry.of(entry).compact(self._page_locked)
+        encoded = self.encoded(entry)
         below = [tier for tier in self._below if not tier.read_only]
         written = [self._copies.write(tier, encoded, wait_s) for tier in below]
         self._copies.put_in_memory(encoded, needed=not any(written))
+
+    def encoded(self, entry: Entry | EncodedEntry) -> EncodedEntry:
+        """The entry in the form in which it is stored; what is encoded already stays as it is."""
+        return EncodedEntry.of(entry).compact(self._page_locked)
 
     def served(self, turn: TurnSize) -> None:
         """Tell every tier's policy that a conversation's turn was served, before the turn's blocks

@@ -358,11 +358,9 @@ def test_the_first_title_of_a_conversation_stays_and_survives_forks_and_restarts
 ) -> None:
     with engine_at(tmp_path) as engine:
         session = engine.session("s")
-        session.first_title = "Ovens"
         assert session.title == ""
-        ask(engine, session, 0)
-        session.first_title = "Pens"
-        ask(engine, session, 1)
+        ask(engine, session, 0, title="Ovens")
+        ask(engine, session, 1, title="Pens")
         assert session.fork("t").title == session.title == "Ovens"
     with engine_at(tmp_path) as engine:
         assert engine.session("s").title == "Ovens"

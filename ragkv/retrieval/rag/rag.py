@@ -17,6 +17,7 @@ from ragkv.prompt.history import PartKind
 from ragkv.retrieval import Hit, Index, Passage, Where
 from ragkv.runtime import Check, Closing, no_check
 from ragkv.runtime.arguments import check_words
+from ragkv.scheduling import Work
 from ragkv.types import Answer, Chunk, TokenEvent, brief
 
 from .corpus import Corpus
@@ -116,10 +117,8 @@ class Rag(Closing):
         """Retrieve passages, then token events as they come, and the answer. `how` is for
         `Engine.stream`. Raises `InputError` for an empty question.
         """
-        check_words("question", question)
-        hits = self.retrieve(
-            question, k, retriever=retriever, where=where, order=order, before=session
-        )
+        search = {"retriever": retriever, "where": where, "order": order, "before": session}
+        hits = self._found(question, how, k, **search)
         for event in self.engine.stream(question, self.chunks_of(hits), session, **how):
             yield event if isinstance(event, TokenEvent) else RagAnswer(event, hits)
 
@@ -135,11 +134,18 @@ class Rag(Closing):
         **how: Unpack[AnswerOptions],
     ) -> RagAnswer:
         """The answer of `stream`, once missed chunks are stored: see `Engine.answer`."""
-        check_words("question", question)
-        hits = self.retrieve(
-            question, k, retriever=retriever, where=where, order=order, before=session
-        )
+        search = {"retriever": retriever, "where": where, "order": order, "before": session}
+        hits = self._found(question, how, k, **search)
         return RagAnswer(self.engine.answer(question, self.chunks_of(hits), session, **how), hits)
+
+    def _found(self, question: str, how: AnswerOptions, k: int, **search: Any) -> tuple[Hit, ...]:
+        """The passages for a question that is answered next: the search counts for its deadline."""
+        check_words("question", question)
+        work = Work("", how.get("deadline_s"), how.get("cancel"))
+        hits = self.retrieve(question, k, check=work.check, **search)
+        if how.get("deadline_s") is not None:
+            how["deadline_s"] = work.left_s()
+        return hits
 
     def chunks_of(self, hits: Sequence[Hit]) -> list[Chunk]:
         """The engine's chunks of hits."""

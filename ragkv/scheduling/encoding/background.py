@@ -3,12 +3,10 @@
 import logging
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ragkv.errors import CancelledError, DeadlineError
 from ragkv.runtime import Check, openmp
 from ragkv.runtime.waiting import POLL_S
 from ragkv.scheduling import IdleTime, Work
@@ -39,7 +37,7 @@ class BackgroundEncoder:
 
     encoder: Encoder
     store: Store
-    turns: IdleTime
+    idle_time: IdleTime
     # the fields below are guarded by this
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
     _waiting: OrderedDict[_Ids, None] = field(default_factory=OrderedDict, init=False)
@@ -51,7 +49,9 @@ class BackgroundEncoder:
     _was_missed: bool = field(default=False, init=False)  # whether a request missed it
     _closing: bool = field(default=False, init=False)
     _logged_s: float = field(default_factory=time.monotonic, init=False)
-    # missed chunks that did not fit among those that wait
+    # those for which requests wait, and how many do
+    _wanted: Counter[_Ids] = field(default_factory=Counter, init=False)
+    # chunks that did not fit among those that wait
     _dropped: int = field(default=0, init=False)
     # calls of `flush` under way; meanwhile no chunk waits for idle time
     _flushing: int = field(default=0, init=False)
@@ -62,14 +62,14 @@ class BackgroundEncoder:
         nothing is added.
 
         With `last` it waits for all that requests missed, and is not encoded if the store has no
-        room for it then. If too many wait that requests missed, the oldest is dropped.
+        room for it then. If too many wait of one kind, the oldest of it is dropped.
         """
         with self._changed:
             if self._closing or not self.store.tiers:  # nothing could keep the entry
                 return
             # Also if it is under way: it may have been deleted since that began.
             (self._last if last else self._waiting)[token_ids] = None
-            self._drop_oldest()
+            self._drop_oldest(self._last if last else self._waiting)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="ragkv-encoder", daemon=True)
                 self._thread.start()
@@ -92,7 +92,7 @@ class BackgroundEncoder:
         openmp.release_threads()
         with self._changed:
             self._flushing += 1
-            self.turns.wake()
+            self.idle_time.wake()
             try:
                 self._changed.wait_for(
                     lambda: self._closing or not (self._waiting or self._last or self._working)
@@ -108,9 +108,10 @@ class BackgroundEncoder:
         together.
         """
         openmp.release_threads()
-        with self._changed, suppress(DeadlineError, CancelledError):
-            while (self._waiting or self._was_missed) and not (self._closing or self.turns.busy):
-                work.check()
+        with self._changed:
+            while (self._waiting or self._was_missed) and not (
+                self._closing or self.idle_time.busy or work.is_over
+            ):
                 self._changed.wait(POLL_S)
 
     def finish(self, chunks: Iterable[_Ids], check: Check) -> bool:
@@ -124,8 +125,9 @@ class BackgroundEncoder:
             for one in wanted:
                 if one in self._waiting:
                     self._waiting.move_to_end(one, last=False)
+            self._wanted.update(wanted)
             self._flushing += bool(wanted)
-            self.turns.wake()
+            self.idle_time.wake()
             try:
                 while not self._changed.wait_for(
                     lambda: (
@@ -136,6 +138,8 @@ class BackgroundEncoder:
                 ):
                     check()
             finally:
+                self._wanted.subtract(wanted)
+                self._wanted = +self._wanted
                 self._flushing -= bool(wanted)
         return bool(wanted)
 
@@ -153,21 +157,26 @@ class BackgroundEncoder:
             self._current = None
             self._changed.notify_all()
             thread = self._thread
-        self.turns.wake()
+        self.idle_time.wake()
         if threading.current_thread() is thread:
             return False
         if thread is not None:
             thread.join()
         return True
 
-    def _drop_oldest(self) -> None:
-        """Keep what waits within `MOST_WAITING`; a dropped chunk stays a miss."""
-        if len(self._waiting) <= MOST_WAITING:
+    def _drop_oldest(self, waiting: OrderedDict[_Ids, None]) -> None:
+        """Keep what waits within `MOST_WAITING`; a dropped chunk stays a miss. One for which a
+        request waits is kept.
+        """
+        if len(waiting) <= MOST_WAITING:
             return
-        self._waiting.popitem(last=False)
+        oldest = next((one for one in waiting if one not in self._wanted), None)
+        if oldest is None:
+            return
+        del waiting[oldest]
         if not self._dropped:
             log.warning(
-                "%d missed chunks wait for KV. From now on the oldest are dropped: they stay misses.",
+                "%d chunks wait for KV. From now on the oldest are dropped: they stay misses.",
                 MOST_WAITING,
             )
         self._dropped += 1
@@ -208,7 +217,7 @@ class BackgroundEncoder:
     def _report(self) -> None:
         with self._changed:
             if self._dropped and not self._waiting:
-                log.warning("%d missed chunks were dropped: too many waited.", self._dropped)
+                log.warning("%d chunks were dropped: too many waited.", self._dropped)
                 self._dropped = 0
             if self._last and (now := time.monotonic()) - self._logged_s >= LOG_EVERY_S:
                 self._logged_s = now
@@ -219,7 +228,7 @@ class BackgroundEncoder:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._last or self._closing)
-            self.turns.wait_idle(IDLE_PATIENCE_S, lambda: self._closing or self._flushing > 0)
+            self.idle_time.wait_idle(IDLE_PATIENCE_S, lambda: self._closing or self._flushing > 0)
             with self._changed:
                 if self._closing:
                     return None
@@ -240,12 +249,13 @@ class BackgroundEncoder:
     def _encode(self, wanted: _Ids) -> None:
         if self._is_stored(wanted):
             return
-        with self.turns.encoding():
+        with self.idle_time.encoding():
             (entry,) = self.encoder.chunks([wanted])
+        encoded = self.store.encoded(entry)  # takes a while, and a request may need the lock below
         with self._changed:  # so that it is not forgotten while it is put
             if self._current != wanted:  # deleted meanwhile
                 return
-            self.store.put(entry)
+            self.store.put(encoded)
 
     def _is_stored(self, wanted: _Ids) -> bool:
         """Whether the entry is stored and sound."""
