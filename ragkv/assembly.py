@@ -4,10 +4,12 @@ The order matters. Whatever is refused is refused before the store is opened, an
 opposite order (`Parts.close`). Most parts are plain values here: they begin with their first use.
 """
 
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,7 @@ from .control.gate_result import FILE_NAME as GATE_FILE
 from .control.gate_result import GateResult
 from .control.gate_result import load as load_gate_result
 from .conversations import SESSIONS, Conversations, HistoryBlocks, LazyStorage, Sessions
-from .entries import Entries, unused_note
+from .entries import Entries
 from .fusion import Fusor, Readers
 from .prompt import (
     AnswerBackend,
@@ -39,11 +41,16 @@ from .store import Entry, Identity, JobQueue, Store, TierKind, open_store
 if TYPE_CHECKING:
     from .model.kcache import Offloading
 
+log = logging.getLogger(__name__)
+
 # Makes what computes the answers of an engine, instead of its own model.
 BackendMaker = Callable[[SharedModel, Entries, Scheduler], AnswerBackend]
 
 # Blocks of earlier prompts (`reuse="prefix"`) may take this part of the store's memory on top of it.
 PREFIX_SHARE = 4
+# what entries of one model have in common, whatever its dtype
+OF_ANY_DTYPE = ("architecture", "rope", "tokenizer", "adapter")
+SAMPLE = 64  # entries are looked at for their dtype: reading one takes a tenth of a millisecond
 # The size of the buffer of turns that are saved, where memory has no tier.
 LEAST_BUFFER_BYTES = 256 * MIB
 
@@ -119,7 +126,7 @@ def assembled(
         prefix_blocks = PrefixBlocks(
             model.identity_for(config), config.store.memory_bytes // PREFIX_SHARE
         )
-        unused = unused_note(store, identity, model.dtype_choice.why)
+        unused = _unused_note(store, identity, model.dtype_choice.why)
 
         # who computes
         scheduler = Scheduler(
@@ -244,3 +251,30 @@ def _wants_profile(config: EngineConfig) -> bool:
     settings = config.store
     decides = config.fusion.ratio is None or settings.ttft_target_ms is not None
     return decides and config.controller.measure and not settings.read_only
+
+
+def _unused_note(store: Store, own: Identity, dtype_why: str) -> str | None:
+    """Why nothing stored on this machine is reused, if entries of this model were made in another
+    dtype. The log says it, too.
+
+    `own` is the identity of an engine's chunks, and `dtype_why` says why it has its dtype. `None` if
+    some entries are of its dtype, or none of this model. The weights are not compared: their digest
+    depends on the dtype.
+    """
+    here = (tier for tier in store.tiers if not tier.is_remote)
+    infos = (info for tier in here for _, info in tier.scan() if info is not None)
+    found = {
+        info.identity.dtype
+        for info in islice(infos, SAMPLE)
+        if all(getattr(info.identity, name) == getattr(own, name) for name in OF_ANY_DTYPE)
+    }
+    if not found or own.dtype in found:
+        return None
+    others = " and ".join(sorted(found))
+    note = (
+        f"the entries stored here were made in {others} and are not reused, because the model "
+        f"computes in {dtype_why}. "
+        f"Set dtype = {min(found)} to use them, or delete them with `ragkv gc`"
+    )
+    log.info("Stored KV is not used: %s.", note)
+    return note

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
 
 from .errors import QueueError
 from .prompt import ChunkLike, Intake, PrefixBlocks
@@ -23,10 +22,6 @@ from .store import EntryKey, Identity, Store, deleted_everywhere
 from .types import Chunk
 
 log = logging.getLogger(__name__)
-
-# what entries of one model have in common, whatever its dtype
-OF_ANY_DTYPE = ("architecture", "rope", "tokenizer", "adapter")
-SAMPLE = 64  # entries are looked at for their dtype: reading one takes a tenth of a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,30 +310,3 @@ class _Progress:
                 self._rate.per_s,
                 self._rate.left,
             )
-
-
-def unused_note(store: Store, own: Identity, dtype_why: str) -> str | None:
-    """Why nothing stored on this machine is reused, if entries of this model were made in another
-    dtype. The log says it, too.
-
-    `own` is the identity of an engine's chunks, and `dtype_why` says why it has its dtype. `None` if
-    some entries are of its dtype, or none of this model. The weights are not compared: their digest
-    depends on the dtype.
-    """
-    here = (tier for tier in store.tiers if not tier.is_remote)
-    infos = (info for tier in here for _, info in tier.scan() if info is not None)
-    found = {
-        info.identity.dtype
-        for info in islice(infos, SAMPLE)
-        if all(getattr(info.identity, name) == getattr(own, name) for name in OF_ANY_DTYPE)
-    }
-    if not found or own.dtype in found:
-        return None
-    others = " and ".join(sorted(found))
-    note = (
-        f"the entries stored here were made in {others} and are not reused, because the model "
-        f"computes in {dtype_why}. "
-        f"Set dtype = {min(found)} to use them, or delete them with `ragkv gc`"
-    )
-    log.info("Stored KV is not used: %s.", note)
-    return note

@@ -17,9 +17,7 @@ _PREFIX = re.compile(r"[ \t]*+(?:>[ \t]*+)*+")
 _RULE = re.compile(r":?-+:?")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _BAR = re.compile(r"(?<!\\)\|")
-_BORDER = re.compile(r"\+(?:[-=:]+\+)+")
-# A rule over or below columns that blanks separate.
-_COLUMNS = re.compile(r"(={2,}|-{2,})(?: +\1)+ *|={2,}(?: +={2,})+ *|-{2,}(?: +-{2,})+ *")
+_BORDER = re.compile(r"\+(?:[-=:]++\+)++")
 _ASCIIDOC = "|==="
 # A grid of so many borders, or fewer, has none between its rows.
 OUTER_BORDERS = 3
@@ -57,7 +55,7 @@ def _table_at(lines: Lines, at: int) -> tuple[Table | None, str]:
         read = _grid
     elif first == _ASCIIDOC:
         read = _cells_between_marks
-    elif first.startswith("==") and _COLUMNS.fullmatch(first):
+    elif first.startswith("==") and _rules_columns(first):
         read = _columns
     elif first and at + 1 < len(lines):
         # names may be indented more than the rule below them
@@ -66,9 +64,21 @@ def _table_at(lines: Lines, at: int) -> tuple[Table | None, str]:
         below = lines[at + 1][len(prefix) :].strip()
         if "|" in first and _is_rule(below, first):
             read = _bars
-        elif below.startswith("--") and _COLUMNS.fullmatch(below):
+        elif below.startswith("--") and _rules_columns(below):
             read = _columns
     return (read(_inner(lines, at, prefix)) if read is not None else None), prefix
+
+
+def _rules_columns(line: str) -> bool:
+    """Whether the line is a rule over or below columns that blanks separate."""
+    cells = line.split(" ")
+    marks = [cell for cell in cells if cell]
+    return (
+        bool(cells[0])
+        and len(marks) > 1
+        and all(len(one) > 1 for one in marks)
+        and any(set(line) == {mark, " "} for mark in "=-")
+    )
 
 
 def _inner(lines: Lines, at: int, prefix: str) -> Iterator[str]:
@@ -168,7 +178,7 @@ def _columns(lines: Iterator[str]) -> Table | None:
     signs.
     """
     first = next(lines)
-    is_framed = first.startswith("==") and bool(_COLUMNS.fullmatch(first))
+    is_framed = first.startswith("==") and _rules_columns(first)
     named = [] if is_framed else [first]
     rule = first if is_framed else next(lines)
     starts = [found.start() for found in re.finditer(r"[=-]+", rule)]
@@ -180,7 +190,7 @@ def _columns(lines: Iterator[str]) -> Table | None:
             break
         count += 1
         inner = line.strip()
-        if inner.startswith(rule.strip()[:2]) and _COLUMNS.fullmatch(inner):
+        if inner.startswith(rule.strip()[:2]) and _rules_columns(inner):
             rules += 1
             if rules > is_framed + 1:
                 break

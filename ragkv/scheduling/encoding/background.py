@@ -204,7 +204,6 @@ class BackgroundEncoder:
             finally:
                 self._ended()
             openmp.release_threads()
-            self._report()
 
     def _ended(self) -> None:
         """Nothing is under way any more: those that wait for it may go on."""
@@ -212,10 +211,7 @@ class BackgroundEncoder:
             self._working = False
             self._was_missed = False
             self._current = None
-            self._changed.notify_all()
-
-    def _report(self) -> None:
-        with self._changed:
+            self._changed.notify_all()  # they run once this lock is free
             if self._dropped and not self._waiting:
                 log.warning("%d chunks were dropped: too many waited.", self._dropped)
                 self._dropped = 0

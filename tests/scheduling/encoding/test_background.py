@@ -286,6 +286,23 @@ class TestWaiting:
                 background.flush()
         assert background._flushing == 0
 
+    def test_a_chunk_for_which_a_request_waits_is_not_the_one_that_is_dropped(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(background_module, "MOST_WAITING", 2)
+        background = engine.entries.background
+        with engine.model.compute.encoding.hold("another"):  # so no chunk is encoded
+            background.add(tuple(Q))
+            until(lambda: background._current is not None)  # the thread has taken it
+            background.add(tuple(A))
+            waiting = begin(lambda: background.finish([tuple(A)], lambda: None))
+            until(lambda: bool(background._wanted))
+            for chunk in (B, C):
+                background.add(tuple(chunk))
+        waiting.join(60)
+        background.flush()
+        assert [stored(engine, one) is not None for one in (A, B, C)] == [True, False, True]
+
     def test_nobody_waits_for_a_thread_that_an_error_ended(
         self, engine: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -311,4 +328,4 @@ class TestWaiting:
                 background.add(tuple(chunk))
         background.flush()
         assert [stored(engine, one) is not None for one in (A, B, C)] == [False, True, True]
-        assert "1 missed chunks were dropped" in caplog.text
+        assert "1 chunks were dropped" in caplog.text
