@@ -82,7 +82,7 @@ def test_the_engines_methods_keep_their_parameters() -> None:
     for name in ("prefill", "answer", "stream"):
         assert parameters(name) == ["question", "chunks", "session", "options"]
     assert parameters("append") == ["session", "question", "answer", "chunks", "options"]
-    options = {"ratio", "selector", "reuse", "separator", "deadline_s", "cancel", "raw"}
+    options = {"ratio", "selector", "reuse", "separator", "deadline_s", "cancel", "raw", "title"}
     assert set(PrefillOptions.__annotations__) == options
     assert {"max_new_tokens", "stop", "seed", "on_prefill", "temperature"} < set(
         AnswerOptions.__annotations__

@@ -41,8 +41,8 @@ class Engine:
     def chunk(self, text: str) -> str:
         return f"chunk of {text}"
 
-    def away(self) -> tuple[str, ...]:
-        return self.remotes_away
+    def stats(self) -> SimpleNamespace:
+        return SimpleNamespace(away=self.remotes_away)
 
     def take(self) -> list[str]:
         taken = self.dropped
