@@ -89,6 +89,7 @@ class SharedDeletions(Closing):
                 self._storage.probe()
                 self._tell(sorted(self._untold.keys))
                 self._drop_deleted()
+                self._drop(())  # what could not be dropped while the server was away
                 if time.monotonic() >= self._tidy_at:
                     self._tidy()
                     self._tidy_at = time.monotonic() + TIDY_S

@@ -40,6 +40,8 @@ class HistoryBlocks:
     _unsaved: WeakSet[Session] = field(default_factory=WeakSet, init=False)
     # the keys of histories that become those of other conversations now
     _copying: list[set[EntryKey]] = field(default_factory=list, init=False)
+    # those that could not be deleted, and will be
+    _undeleted: set[EntryKey] = field(default_factory=set, init=False)
     # the blocks that are just being deleted; more than once, by several threads
     _dropping: Counter[EntryKey] = field(default_factory=Counter, init=False)
 
@@ -85,9 +87,14 @@ class HistoryBlocks:
             with self._lock:
                 self._copying.remove(keys)
 
-    def drop(self, keys: Iterable[EntryKey]) -> None:
-        """Delete the blocks of these keys that are not in use."""
-        if not (dropped := set(keys)):
+    def drop(self, keys: Iterable[EntryKey] = ()) -> None:
+        """Delete the blocks of these keys that are not in use, and those that could not be deleted
+        before: the server that replicas share did not say what is in use.
+        """
+        with self._lock:
+            dropped = self._undeleted.union(keys)
+            self._undeleted = set()
+        if not dropped:
             return
         # Noted before it is asked what is used: a turn that needs one of them saves it afterwards.
         # What is saved while the writer's own thread drops is stored afterwards anyway.
@@ -98,7 +105,9 @@ class HistoryBlocks:
             for key in dropped - self._used():
                 self.writer.delete(key)
         except SessionUnavailableError as error:
-            log.warning("Blocks of a conversation were not deleted: %s", error)
+            log.warning("Blocks of a conversation are deleted later: %s", error)
+            with self._lock:
+                self._undeleted |= dropped
         finally:
             with self._lock:
                 self._dropping -= Counter(noted)

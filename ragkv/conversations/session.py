@@ -96,10 +96,14 @@ class Session:
 
     def delete(self, check: Check = no_check) -> None:
         """Delete the conversation: its manifest, and its blocks in every tier where no other
-        session has them.
+        session has them. Twice is harmless, also by two threads at once.
         """
-        with self.held(check):
-            self.owner.delete(self)
+        try:
+            with self.held(check):
+                self.owner.delete(self)
+        except InputError:
+            if not self.deleted:
+                raise
 
     def fork(self, session_id: str) -> "Session":
         """A new conversation with the same past; both share its blocks. Raises `InputError` if that

@@ -8,8 +8,9 @@ import pytest
 from ragkv import Engine
 from ragkv.conversations.history_blocks import HistoryBlocks
 from ragkv.conversations.sessions import Sessions
-from ragkv.errors import CancelledError
+from ragkv.errors import CancelledError, SessionUnavailableError
 from ragkv.prompt.history import BlockWriter
+from tests.faults import raising
 from tests.scheduling.helpers import begin
 
 from .helpers import ask, is_full_prefill, question, talk
@@ -160,3 +161,28 @@ def test_a_list_of_conversations_asks_no_server_for_their_blocks(
     (after,) = engine.conversations.list()
     assert (before.turns, after.turns) == (1, 1)
     assert after.stored_bytes <= before.stored_bytes
+
+
+def test_blocks_that_could_not_be_deleted_are_deleted_with_the_next_ones(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = talk(engine, turns=1)
+    engine.flush()
+    blocks = engine.conversations.blocks
+    keys = blocks.keys(session.state)
+    with monkeypatch.context() as patch:
+        patch.setattr(HistoryBlocks, "_used", raising(SessionUnavailableError("It is away.")))
+        session.delete()
+    assert all(map(blocks.writer.stored, keys))
+    blocks.drop()
+    assert not any(map(blocks.writer.stored, keys))
+
+
+def test_two_threads_may_delete_a_conversation(engine: Engine) -> None:
+    session = talk(engine, turns=1)
+    with session.held():
+        deleting = [begin(session.delete) for _ in range(2)]
+    for thread in deleting:
+        thread.join(60)
+    session.delete()
+    assert session.deleted and not engine.conversations.ids()
