@@ -112,6 +112,7 @@ def test_importing_ragkv_loads_little_besides_the_standard_library_and_prints_no
         ("from ragkv import EngineConfig, Chunk, RagKVError; EngineConfig()", {"torch"}),
         ("import benchmarks.simulate.command, ragkv.store.policies", {"torch"}),
         ("import ragkv.store.writer_lock, ragkv.cli.options", {"torch"}),
+        ("import ragkv.cli.app", {"torch", "transformers", "fastapi"}),
         (
             "import ragkv.retrieval; assert ragkv.retrieval.resolve_embedder() is None",
             {"torch", "transformers", "langchain_core", "langchain_text_splitters"},

@@ -21,7 +21,6 @@ from ragkv.runtime import (
     crowding_hint,
     load,
 )
-from ragkv.store import open_store
 
 from . import output
 from .options import AsJson, EngineOptions, with_engine_options
@@ -170,6 +169,8 @@ def _home(home: Path) -> dict[str, Any]:
             check_unlocked(home / "kv")
         except StoreLockedError as error:
             problems.append(f"{error.holder} writes to it now, so the counts may change")
+        from ragkv.store import open_store  # here, so that other commands do not load torch
+
         with open_store(
             StoreConfig(directory=str(home / "kv"), memory_bytes=0, read_only=True)
         ) as store:
