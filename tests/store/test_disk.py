@@ -385,3 +385,41 @@ def test_a_lookup_that_fails_in_any_way_pins_nothing(
         with pytest.raises(MemoryError):
             tier.lease(IDENTITY, ids_of(1))
     assert tier.leases == 0 and tier.stats().misses == 1
+
+
+def test_look_ups_go_on_while_the_disk_confirms_a_deletion(
+    tier: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2):
+        assert tier.put(make_entry(number))
+    syncing = threading.Event()
+    go_on = threading.Event()
+
+    def slow(_: Path) -> None:
+        syncing.set()
+        assert go_on.wait(60)
+
+    monkeypatch.setattr("ragkv.store.tiers.disk.sync", slow)
+    with ThreadPoolExecutor(1) as pool:
+        deleting = pool.submit(tier.delete, make_entry(1).info.key)
+        assert syncing.wait(60)
+        try:
+            assert tier.contains(make_entry(2).info.key)
+            assert not tier.contains(make_entry(1).info.key)
+            assert not deleting.done()
+        finally:
+            go_on.set()
+        assert deleting.result(60)
+
+
+def test_a_deletion_that_the_disk_does_not_confirm_is_told_until_it_does(
+    tier: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tier.put(make_entry(1))
+    key = make_entry(1).info.key
+    with monkeypatch.context() as patch:
+        patch.setattr("ragkv.store.tiers.disk.sync", raising(OSError(errno.EIO, "an I/O error")))
+        for _ in range(2):
+            with pytest.raises(StoreError, match="did not confirm"):
+                tier.delete(key)
+    assert not tier.delete(key)  # it is gone, and now the disk has confirmed it

@@ -49,6 +49,9 @@ class DiskTier(DiskReads):
         # one put at a time: no other put uses the space made for it
         self._write_lock = threading.Lock()
         self._write_failed = False
+        # folders with deletions that the disk has not confirmed; guarded by the tier's lock
+        self._unsynced: set[Path] = set()
+        self._syncing = threading.Lock()
         self._root = Path(directory)
         self._drafts = self._root / "tmp"
         self._writer = open_for_writing(self._root, self._drafts)
@@ -102,23 +105,41 @@ class DiskTier(DiskReads):
 
     def delete(self, key: EntryKey) -> bool:
         """See `Tier.delete`; a power cut does not undo it. Raises `StoreError` if the file cannot
-        be removed.
+        be removed, or the disk does not confirm it. Until it does, every deletion raises that.
         """
         with self._lock:
             slot = self._ledger.get(key)
-            if slot is None:
-                return False
-            try:
+            if slot is not None:
                 path = Path(slot.payload)
-                path.unlink(missing_ok=True)
-                sync(path.parent)
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    raise StoreError(
+                        f"Entry {key} could not be deleted from disk: {error}. It is still there; "
+                        "`ragkv gc` deletes what no document has."
+                    ) from error
+                self._ledger.remove(key)
+                self._unsynced.add(path.parent)
+        self._sync_deletions(key)
+        return slot is not None
+
+    def _sync_deletions(self, key: EntryKey) -> None:
+        """Return when the disk has all deletions so far. Look-ups and admissions do not wait for
+        it: they need the other lock.
+        """
+        with self._syncing:
+            with self._lock:  # what is deleted from here on is synced by who deletes it
+                folders, self._unsynced = self._unsynced, set()
+            try:
+                for folder in folders:
+                    sync(folder)
             except OSError as error:
+                with self._lock:
+                    self._unsynced |= folders
                 raise StoreError(
-                    f"Entry {key} could not be deleted from disk: {error}. It is still there; "
-                    "`ragkv gc` deletes what no document has."
+                    f"Entry {key} was deleted, but the disk did not confirm it: {error}. After a "
+                    "power cut it may be there again. Delete it once more when the disk is well."
                 ) from error
-            self._ledger.remove(key)
-        return True
 
     def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
         with self._lock:
