@@ -43,18 +43,18 @@ async def ask(body: AskRequest, caller: CallerDep) -> AskResponse | Response:
     max_tokens, notes = answers.max_tokens_of(body.max_tokens, limits)
     form = body.response_format.form if body.response_format else None
 
-    def work(context: WorkContext) -> Generator[NamedEvent | AskResponse, None, None]:
-        with answers.answering(caller, context, body, body.question) as asked:
-            tenant = asked.tenant
+    def events(context: WorkContext) -> Generator[NamedEvent | AskResponse, None, None]:
+        with answers.answering(caller, context, body, body.question) as answering:
+            tenant = answering.tenant
             with tenant.preparing(context.check):
-                found = asked.retrieve(body.question, body)
+                found = answering.retrieve(body.question, body)
                 question = tenant.engine.intake.encode(body.question)
             sources = sources_of(found.hits)
             numbers = [source.number for source in sources]
             yield "sources", {"sources": [source.model_dump() for source in sources]}
             options = body.engine_options
             options["max_new_tokens"], options["response_format"] = max_tokens, form
-            for event in asked.stream(question, found.chunks, asked.session, **options):
+            for event in answering.stream(question, found.chunks, answering.session, **options):
                 if isinstance(event, ServedPrompt):
                     report = PrefillReport(**answers.prefill_fields(event, numbers))
                     yield "prompt", report.model_dump()
@@ -75,9 +75,9 @@ async def ask(body: AskRequest, caller: CallerDep) -> AskResponse | Response:
                     )
 
     if body.stream:
-        items = await caller.service.answer_pool.stream(caller.request, work)
+        items = await caller.service.answer_pool.stream(caller.request, events)
         return Stream(items, _shown, lambda error: format_event(error.body, "error"))
-    return await caller.answer(work, AskResponse)
+    return await caller.answer(events, AskResponse)
 
 
 def _shown(item: NamedEvent | AskResponse) -> list[str]:

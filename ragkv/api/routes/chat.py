@@ -135,20 +135,20 @@ class ChatCompletion:
     ) -> Generator[schemas.Piece | schemas.ChatResponse, None, None]:
         """Pieces of the answer as soon as they are certain, then the whole response."""
         asked = [message.text for message in self.body.messages if message.role == "user"]
-        with answers.answering(self.caller, context, self.body, asked[-1]) as work:
-            tenant = work.tenant
+        with answers.answering(self.caller, context, self.body, asked[-1]) as answering:
+            tenant = answering.tenant
             # 1. Find the documents and build the prompt.
             with tenant.preparing(context.check):
                 found = answers.Found("")
                 if self.rag is not None:
                     param = "rag.collection" if self.body.rag else "model"
                     before = asked[-2] if len(asked) > 1 else ""
-                    found = work.retrieve(asked[-1], self.rag, param, before)
+                    found = answering.retrieve(asked[-1], self.rag, param, before)
                 sources = self._sources(found)
                 left_out = tenant.passages_left_out(context.check)
-                prompt = self._prompt(work, sources, found)
+                prompt = self._prompt(answering, sources, found)
             # 2. Answer.
-            response = yield from self._answered(work, prompt, sources)
+            response = yield from self._answered(answering, prompt, sources)
             response.ragkv.notes += [*left_out, *self._without_documents(tenant, prompt)]
             yield response
 
@@ -164,10 +164,10 @@ class ChatCompletion:
         return sources + sources_of(found.hits, len(sources) + 1)
 
     def _prompt(
-        self, work: answers.Answering, sources: Sequence[SourceBody], found: answers.Found
+        self, answering: answers.Answering, sources: Sequence[SourceBody], found: answers.Found
     ) -> ChatPrompt:
         """The messages with the sources, as the engine takes them. What was found keeps its ids."""
-        chat = work.tenant.chat
+        chat = answering.tenant.chat
         given = len(sources) - len(found.chunks)
         ids = [()] * given + [chunk.token_ids for chunk in found.chunks]
         documents = tuple(
@@ -177,7 +177,7 @@ class ChatCompletion:
         turns = [_plain(message) for message in self.body.messages]
         tools = tuple(tool.for_prompt for tool in self.body.tools or ())
         request = ChatInput(insert_documents(turns, documents, chat.separator), documents, tools)
-        if work.session is None:
+        if answering.session is None:
             # The next request's messages will not hold the documents, so such a conversation is not
             # kept.
             return chat.build_prompt(request, not documents, None)
@@ -186,13 +186,13 @@ class ChatCompletion:
                 "With a session the last message must be the user's or a tool's: it is the "
                 "question."
             )
-        return chat.build_prompt(request, False, work.session)
+        return chat.build_prompt(request, False, answering.session)
 
     def _answered(
-        self, work: answers.Answering, prompt: ChatPrompt, sources: list[SourceBody]
+        self, answering: answers.Answering, prompt: ChatPrompt, sources: list[SourceBody]
     ) -> Generator[schemas.Piece, None, schemas.ChatResponse]:
         """Pieces of the answer; returns the response."""
-        tenant = work.tenant
+        tenant = answering.tenant
         form = self._form(tenant)
         names = [tool.function.name for tool in self._tools]
         tokens = TokenText(tenant.engine.tokenizer) if self.body.logprobs else None
@@ -206,7 +206,7 @@ class ChatCompletion:
         answer: Answer | None = None
         filtered = CallFilter(names, form is not None and not form.schema)
         try:
-            made = work.stream(prompt.question, prompt.chunks, session, **options)
+            made = answering.stream(prompt.question, prompt.chunks, session, **options)
             with closing(made) as events:
                 for event in events:
                     if isinstance(event, TokenEvent):
