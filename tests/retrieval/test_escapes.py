@@ -29,6 +29,7 @@ def notebook(source: str, printed: str) -> str:
         ("\x1b]0;title\x07oak \x1b]8;;u\x1b\\wheel\x1b]8;;\x1b\\", "oak wheel"),
         ("\x1bP1;2|pixels\x1b\\oak\x1b^private\x1b\\ \x1b_more\x1b\\wheel\x1bXtext\x1b\\", "oak wheel"),
         ("\x1b7oak\x1b8 \x1bOAwheel\x1b[?25l\x1bc", "oak wheel"),
+        ("sagte \x8bja\x9b und \x93gut\x94 nein", "sagte \u2039ja\u203a und \u201cgut\u201d nein"),
         ("\x9b31moak\x9b0m \x9d0;title\x9cwheel", "oak wheel"),  # a terminal of 8 bits
         ("don\x92t say \x93oak\x94", "don\u2019t say \u201coak\u201d"),  # a misread windows-1252
         ("oak\x85wheel\x0cof\x1epine", "oak\nwheel\nof\npine"),

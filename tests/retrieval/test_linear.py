@@ -15,6 +15,7 @@ import pytest
 
 from ragkv.errors import DocumentError
 from ragkv.retrieval import Document, Index, Splitter, index_bytes, load_bytes
+from tests.timing import assert_linear, processor_seconds
 
 from .pdf_files import pdf_of
 from .sample_files import paragraph, pdf, table, word
@@ -148,3 +149,11 @@ def test_four_times_the_document_takes_four_times_the_work_memory_and_disk(
         assert second < 2 * SLACK * first and last < 2 * SLACK * second, (
             f"{field}: {first}, {second}, {last}"
         )
+
+
+def test_blank_rows_behind_a_table_cost_no_more_each() -> None:
+    def seconds(rows: int) -> float:
+        data = b"mill,tons\nOak,5\n" + b",\n" * rows
+        return processor_seconds(lambda: load_bytes(Path("d.csv"), data))
+
+    assert_linear(seconds, 4_000)

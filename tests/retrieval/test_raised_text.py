@@ -37,6 +37,7 @@ def parts(pattern: str) -> list[tuple[str, Place]]:
         ("PO_{4}^{3-} and x_{1}^{2}", "PO4^(3-) and x_1^2"),
         # what follows a script is not read as a part of it
         ("3^{4}5, e^{t}dt, 10^{9}Hz", "3^4 5, e^t dt, 10^9Hz"),
+        ("x^{(a)+(b)}, x^{(a+b)}", "x^((a)+(b)), x^(a+b)"),
         ("7^{th}, 1^{er}, M^{lle}, x^{e}", "7th, 1er, Mlle, x^e"),
         ("K^{+}, rope^{[4]}, 1820^{4}", "K+, rope[4], 1820^4"),
         ("1820^{12} it", "1820^12 it"),
@@ -228,3 +229,8 @@ def test_a_part_of_a_cell_may_be_raised(align: str, expected: str, is_shared: bo
 )
 def test_scripts_of_a_pdf_follow_the_same_rule(shown: tuple[str, ...], expected: str) -> None:
     assert text("a.pdf", pdf_of(text_at(700, *shown))) == expected
+
+
+def test_a_link_to_another_site_is_no_note() -> None:
+    page = '<p>as of v1.<a href="https://example.org/rel#n">3</a> of May</p>'
+    assert "v1.3 of May" in text("a.html", page)

@@ -18,6 +18,7 @@ MILL = pdf_of(text_at(700, "The mill"))
     ("name", "data", "expected"),
     [
         ("a.txt", MILL, "The mill"),
+        ("b.txt", "Rar! said the crow.", "Rar! said the crow."),
         ("a.docx", MILL, "The mill"),
         ("a.csv", MILL, "The mill"),
         ("a.md", sample_files.word(sample_files.paragraph("Of oak")), "Of oak"),

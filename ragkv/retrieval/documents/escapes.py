@@ -14,7 +14,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # Orders to a terminal that the library does not take: a character of another set, and a string.
 _MORE_ORDERS = re.compile(r"\x1b[NO].|\x1bX[^\x1b]*\x1b\\")
 # An order that begins with the character U+009B, as terminals of 8 bits have it.
-_OF_8_BITS = re.compile(r"\x9b[0-?]*[ -/]*[@-~]")
+# With numbers alone: the same byte is a quotation mark of Western text.
+_OF_8_BITS = re.compile(r"\x9b[0-9;?]+[A-Za-z]")
 _C1 = range(0x80, 0xA0)
 _AS_ORDERS = {code: f"\x1b{chr(code - 0x40)}" for code in _C1}
 # In other texts they are letters and quotes of windows-1252 that were read as ISO 8859-1.

@@ -130,7 +130,19 @@ def grouped(text: str) -> str:
     """A text of several parts in brackets, so that it is seen where it ends."""
     inner = text.removeprefix("-").removeprefix("\u2212")
     is_one = len(inner) == 1 or inner.isalnum() or bool(_NUMBER.fullmatch(inner))
-    return text if is_one or (text.startswith("(") and text.endswith(")")) else f"({text})"
+    return text if is_one or is_bracketed(text) else f"({text})"
+
+
+def is_bracketed(text: str) -> bool:
+    """Whether the text begins with a bracket that closes at its end."""
+    if not (text.startswith("(") and text.endswith(")")):
+        return False
+    depth = 0
+    for at, char in enumerate(text, start=1):
+        depth += (char == "(") - (char == ")")
+        if depth <= 0 and at < len(text):
+            return False
+    return depth == 0
 
 
 def _runs_on(text: str, after: str, is_marked: bool) -> bool:

@@ -32,7 +32,7 @@ _UNREADABLE = {
     b"GIF8": "a picture",
     b"\x1f\x8b": "an archive",
     b"7z\xbc\xaf": "an archive",
-    b"Rar!": "an archive",
+    b"Rar!\x1a\x07": "an archive",
     b"PK\x03\x04": "an archive",
     b"SQLite format 3\0": "a database",
 }

@@ -146,7 +146,8 @@ class _Ahead:
         while len(self._seen) < count:
             if (following := next(self._rows, None)) is None:
                 return False
-            self._seen.append(following)
+            if following[1] or not self._seen or self._seen[-1][1]:  # of blank rows the first
+                self._seen.append(following)
         return True
 
 

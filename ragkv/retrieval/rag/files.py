@@ -287,14 +287,15 @@ class FileReader:
         """Tell which files are gone from the folders. If it is asked for, delete their documents,
         and keep those of files that are there and were not read.
         """
-        seen = {str(file.path.absolute()) for file in found}
         folders = {Path(path).absolute() for path in paths}
         folders |= {Path(os.path.realpath(folder)) for folder in folders}
         gone = 0
         for known in self._index.file_digests():
+            if not is_gone(known):
+                continue
             above = {Path(known), *Path(known).parents, *Path(os.path.realpath(known)).parents}
             is_named = not folders.isdisjoint(above)
-            if not (is_named or not self._left.isdisjoint(above)) or not is_gone(known):
+            if not is_named and self._left.isdisjoint(above):
                 continue
             if self._options.prune and is_named:
                 self._changed(self._index.writer.delete_file(known))
@@ -304,7 +305,7 @@ class FileReader:
                 outcome = FileOutcome(printable(known), "gone", reason)
                 gone += 1
             self.outcomes.append(outcome)
-            self._tell(FileProgress(len(seen), len(seen), outcome))
+            self._tell(FileProgress(len(found), len(found), outcome))
         if gone:
             logger.warning("%s are gone, and their text stays: %s", counted(gone, "file"), GONE)
 

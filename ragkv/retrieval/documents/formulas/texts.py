@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from ..marks import Part, Place, joined
+from ..marks import Part, Place, is_bracketed, joined
 
 # Brackets behind which a matrix needs none of its own.
 _OPENING = tuple("([{|‖⟨")
@@ -61,7 +61,9 @@ def beside(texts: Sequence[FormulaText]) -> FormulaText:
         before = text
     if before is None:
         return NOTHING
-    return FormulaText(parts, _is_bracketed(parts), texts[0].left, texts[-1].right)
+    return FormulaText(
+        parts, is_bracketed("".join(text for text, _ in parts)), texts[0].left, texts[-1].right
+    )
 
 
 def _apart(before: FormulaText, after: FormulaText) -> bool:
@@ -73,15 +75,3 @@ def _apart(before: FormulaText, after: FormulaText) -> bool:
         return (last.isalnum() or last in ")]}∞") and (first.isalnum() or first in "([{√")
     is_glued = last.isalnum() and first.isalnum()
     return is_glued and (edge is Edge.WORD or (last.isdigit() and first.isdigit()))
-
-
-def _is_bracketed(parts: Sequence[Part]) -> bool:
-    """Whether the first bracket closes at the end."""
-    if parts[0][0][:1] != "(" or parts[-1][0][-1:] != ")":
-        return False
-    depth = 0
-    for at, (text, _) in enumerate(parts, start=1):
-        depth += text.count("(") - text.count(")")
-        if depth <= 0 and at < len(parts):
-            return False
-    return depth == 0

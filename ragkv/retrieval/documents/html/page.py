@@ -226,7 +226,8 @@ class _Page:
         self._formula_depth = 1
 
     def _start_link(self, attributes: Mapping[str, str]) -> None:
-        self._target = attributes.get("href", "").partition("#")[2]
+        place, _, target = attributes.get("href", "").partition("#")
+        self._target = "" if "://" in place else target  # a note stands in the same work
         self._links.append(self._target)
         self._is_new_link = True
         names = (attributes.get(name, "") for name in ("role", "epub:type", "class", "id"))
