@@ -38,15 +38,19 @@ def test_a_flush_waits_for_what_was_there_and_what_that_submits_and_for_nothing_
     worker = JobQueue[None](100, "worker")
     begun = threading.Event()
     may_end = threading.Event()
-    ran: list[str] = []
+    child_runs = threading.Event()
+    child_may_end = threading.Event()
+
+    def child() -> None:
+        child_runs.set()
+        child_may_end.wait(60)
 
     def first() -> None:
         begun.set()
         may_end.wait(60)
-        worker.submit(Job(lambda: ran.append("from the first")))
+        worker.submit(Job(child))
 
     def endless() -> None:
-        ran.append("another")
         if not closing.is_set():
             worker.submit(Job(endless))
 
@@ -57,11 +61,15 @@ def test_a_flush_waits_for_what_was_there_and_what_that_submits_and_for_nothing_
     until(lambda: worker._flushes == 1)
     worker.submit(Job(endless))  # from now on the queue is never empty
     may_end.set()
+    assert child_runs.wait(60)
+    flushing.join(0.3)
+    waits_for_child = flushing.is_alive()
+    child_may_end.set()
     flushing.join(60)
-    assert not flushing.is_alive()
-    assert "from the first" in ran
+    ended = not flushing.is_alive()
     closing.set()
     worker.close()
+    assert waits_for_child and ended
 
 
 def test_a_flush_ends_when_the_jobs_it_waits_for_are_dropped() -> None:

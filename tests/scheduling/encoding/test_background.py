@@ -227,6 +227,18 @@ def test_an_answer_waits_for_missed_chunks_no_longer_than_its_deadline(
     assert stored(engine, A) is not None
 
 
+def test_an_answer_waits_for_its_own_missed_chunks_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.warm([A])
+    waits: list[Work] = []
+    monkeypatch.setattr(engine, "settle", waits.append)
+    engine.answer(Q, [A], max_new_tokens=2)
+    assert not waits
+    engine.answer(Q, [A, B], max_new_tokens=2)
+    assert len(waits) == 1
+
+
 class TestWarming:
     def test_warm_counts_each_chunk_once_and_reports_progress(self, tmp_path: Path) -> None:
         with engine_of(store=StoreConfig(directory=str(tmp_path))) as engine:
