@@ -2,6 +2,7 @@
 
 import shutil
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -115,3 +116,26 @@ def test_metadata_is_stored_once_for_a_document_and_deleting_gives_its_space_bac
             index.writer.delete("d")
             assert index_bytes(tmp_path / name) <= empty + 16_384
     assert sizes[1] - sizes[0] < 40_000
+
+
+def test_a_cancelled_search_does_not_wait_for_the_index(tmp_path: Path) -> None:
+    with Index(tmp_path, Splitter(len, 100)) as index:
+        index.writer.ingest([Document("a", "word")])
+        held = threading.Event()
+        go_on = threading.Event()
+
+        def hold() -> None:
+            with index.file.locked():
+                held.set()
+                go_on.wait(60)
+
+        holding = threading.Thread(target=hold)
+        holding.start()
+        assert held.wait(60)
+        try:
+            with pytest.raises(CancelledError):
+                index.search("word", 1, check=Stop(0))
+            assert holding.is_alive()
+        finally:
+            go_on.set()
+            holding.join(60)

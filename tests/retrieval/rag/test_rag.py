@@ -1,5 +1,6 @@
 """`Rag` keeps index and store consistent: a text that leaves the index leaves the store."""
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.entries import Entries
-from ragkv.errors import RagKVError
+from ragkv.errors import CancelledError, DeadlineError, RagKVError
 from ragkv.retrieval import Document
 from ragkv.retrieval.rag import Corpus, Rag, sweep
 from tests.cli.conftest import model_folder  # noqa: F401 - a fixture
@@ -124,3 +125,24 @@ def test_a_document_that_is_deleted_while_it_is_ingested_leaves_no_entry(
     monkeypatch.setattr(Entries, "lacking", deleted_meanwhile)
     assert rag.corpus.ingest(DOCUMENTS).kv.encoded == 1
     assert not rag.engine.entries.has(rag.engine.chunk(DOCUMENTS[0].text).token_ids)
+
+
+def test_a_deadline_and_a_cancellation_end_the_search_of_a_question(rag: Rag) -> None:
+    rag.corpus.ingest(DOCUMENTS)
+    cancelled = threading.Event()
+    cancelled.set()
+    searched = rag.index.search
+    checks: list[Any] = []
+
+    def search(*arguments: Any, check: Any, **more: Any) -> Any:
+        checks.append(check)
+        check()
+        return searched(*arguments, check=check, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rag.index, "search", search, raising=True)
+        with pytest.raises(CancelledError):
+            rag.ask("Who founded Marl?", cancel=cancelled)
+        with pytest.raises(DeadlineError):
+            list(rag.stream("Who founded Marl?", deadline_s=1e-9))
+    assert len(checks) == 2
