@@ -1,7 +1,7 @@
-"""What an engine is made of, put together: the one place that knows all parts.
+"""Builds the parts of an engine. Only this module knows all of them.
 
-The order matters. Whatever is refused is refused before the store is opened, and threads end in the
-opposite order (`Parts.close`). Most parts are plain values here: they begin with their first use.
+The order matters. Everything that can be refused is refused before the store is opened, and threads
+end in the opposite order (`Parts.close`). Most parts are plain values until their first use.
 """
 
 import logging

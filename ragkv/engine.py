@@ -1,8 +1,10 @@
 """The engine: answers questions over chunks from stored KV. `Engine.stream` is the main path.
 
-Validate and tokenize -> wait for the conversation's turn -> lay out the prompt -> find entries and
-plan -> load and fuse, layer by layer -> decode -> store the turn's new KV in the background. The
-engine holds no request's state: any number of threads may call it, and their passes over the model
+A request is validated and tokenized. It waits for its conversation's previous turn, and its prompt
+is laid out. Entries are found, and a plan is made. The entries are loaded and fused, layer by
+layer. Then the answer is decoded, and the turn's new KV is stored in the background.
+
+The engine holds no request's state. Any number of threads may call it. Their passes over the model
 run one after another.
 """
 

@@ -1,4 +1,4 @@
-"""What an engine is and holds, for those who watch it."""
+"""Statistics of an engine: its model, its settings and what its store holds."""
 
 from dataclasses import dataclass
 from typing import Self

@@ -1,8 +1,8 @@
-"""The stored entries of one engine, `engine.entries`: encoded ahead or later, deleted, cleared of
-old.
+"""The stored entries of one engine (`engine.entries`): encode them now or later, delete them,
+remove unused ones.
 
-`warm` encodes on the caller's thread, several chunks at a time. What a question needs is looked up
-in `prompt/lookup.py`, not here.
+`warm` encodes on the caller's thread, several chunks at a time. `prompt/lookup.py` looks up what a
+question needs.
 """
 
 import logging

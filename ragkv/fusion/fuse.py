@@ -1,14 +1,17 @@
-"""Fusing: the KV of one prompt from many entries, layer by layer (CacheBlend sections 4.2, 4.3, 5.1).
+"""Fusing: builds the KV of one prompt from many entries, layer by layer (CacheBlend sections 4.2,
+4.3, 5.1).
 
-For each layer the stored slices are read, their keys are rotated to their positions, and keys and
+For each layer the stored slices are read. Their keys are rotated to their positions, and keys and
 values are placed in the prompt's KV. Then the layer runs over the computed rows, whose fresh KV
-overwrites the stored KV. A checking selector narrows the rows down between two layers. For an
-asking selector the question first passes the lower layers alone and measures what it attends to.
-Then the chosen tokens are recomputed from layer 0 on, while the upper layers load.
+overwrites the stored KV.
 
-`fuse` runs no layer itself. It yields the rows of each layer and is sent what the layer makes of
-them, so that the rows of several prompts can go through the weights together (`passes.py`). It
-knows no text, documents or tiers, reads entries and never writes them.
+A checking selector narrows the rows down between two layers. An asking selector needs a first pass:
+the question goes through the lower layers alone, which measures what it attends to. Then the chosen
+tokens are recomputed from layer 0 on, while the upper layers load.
+
+`fuse` runs no layer itself. It yields the rows of each layer and is sent the layer's output. So the
+rows of several prompts can go through the weights together (`passes.py`). `fuse` knows no text,
+documents or tiers. It reads entries and never writes them.
 """
 
 import time

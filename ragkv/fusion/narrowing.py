@@ -1,5 +1,5 @@
-"""Narrowing the rows of a prompt down between two layers, by the deviation of fresh from stored KV
-(CacheBlend section 4.3): what a checking selector asks for.
+"""Narrows a prompt's rows down between two layers, by how far fresh KV deviates from stored KV
+(CacheBlend section 4.3). Checking selectors need it.
 """
 
 from typing import TYPE_CHECKING

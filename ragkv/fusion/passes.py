@@ -1,8 +1,8 @@
-"""Passes over a model's layers, of one prompt or of several whose rows share the weights.
+"""Passes over a model's layers, for one prompt or for several at once.
 
-Each prompt's `fuse` yields the rows of its next layer. A pass collects them and runs the layer once
-over all of them; only attention runs prompt by prompt. Then it sends every prompt what the layer
-made of its rows (CacheBlend figure 15c).
+Each prompt's `fuse` yields the rows of its next layer. A pass collects the rows of all prompts and
+runs the layer once over them, so the weights are read once. Only attention runs prompt by prompt.
+Then the pass sends every prompt the output for its rows (CacheBlend figure 15c).
 """
 
 import logging

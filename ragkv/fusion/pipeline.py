@@ -2,14 +2,14 @@
 recompute").
 
 While layer l is fused, reader threads read the layers l+1 ... l+B into a ring of buffers that
-requests reuse one after another. Slices that already lie in memory are used in place. A damaged
-entry raises `EntryDamagedError` with its key. `device/staging.py` reads for a device.
+requests reuse one after another. Slices that are in memory already are used in place. A damaged
+entry raises `EntryDamagedError` with its key. For a GPU, `device/staging.py` reads instead.
 
 The layers read ahead are the read buffer of CachedAttention section 3.2.1. The paper's `S_buf = B
-(T_load L_hist - T_pref L_new)` bytes is how far loading falls behind computing over a whole pass.
-Here it counts in layers: their number times the share of loading that computing does not hide.
-Reading starts before the request gets the compute lock, so a deeper buffer fills while other
-requests compute.
+(T_load L_hist - T_pref L_new)` is the number of bytes by which loading falls behind computing in a
+pass. Here S_buf is counted in layers: the number of layers, times the share of loading that
+computing does not hide. Reading starts before the request gets the compute lock, so the buffer
+fills while other requests compute.
 """
 
 import math

@@ -1,9 +1,9 @@
-"""The plan of a prompt: which tokens are reused exactly, which are fused, which are computed.
+"""The plan of a prompt: which tokens are exact, which are fused and which are computed.
 
-A plan is made before anything is loaded and never changes. Exact is every span whose stored KV was
-made after the same tokens and under the same RoPE frequencies. Always computed are the question,
-the template, text between chunks, chunks without an entry, and the last token, because its logits
-are needed.
+A plan is made before anything is loaded and never changes. A span is exact if its stored KV was
+made after the same tokens and under the same RoPE frequencies. The question, the template, text
+between chunks and chunks without an entry are always computed. So is the last token, because its
+logits are needed.
 """
 
 from collections.abc import Collection, Sequence

@@ -1,17 +1,17 @@
-"""Selectors: which of N candidate tokens are recomputed, ceil(ratio N) per layer. One contract;
-chosen by name.
+"""Selectors choose which of N candidate tokens are recomputed: ceil(ratio N) per layer. A setting
+names the selector.
 
-There are three kinds, which differ in when they know their tokens:
+The three kinds differ in when they know their tokens:
 
-- A `StaticSelector` knows them before anything is loaded. They are recomputed from layer 0 on; keys
-  and values of layer 0 do not depend on context, so nothing is approximate there.
+- A `StaticSelector` knows them before anything is loaded. They are recomputed from layer 0 on. Keys
+  and values of layer 0 do not depend on context, so they are exact anyway.
 - A `CheckingSelector` lets every candidate pass layer 0 and then narrows them down by KV deviation
   (CacheBlend section 4.3). Deviation is `sqrt(sum dK^2 + sum dV^2)` of fresh against stored KV,
   with K before RoPE, in float32. The selector only decides how many tokens remain in each layer.
   The fusor keeps those with the highest deviation.
-- An `AskingSelector` (ours, docs/research/selection.md) gets the question's attention from a first
-  pass of the computed rows over the lower layers of all reused KV. From then on it works like a
-  static one.
+- An `AskingSelector` (ours, docs/research/selection.md) gets the question's attention. A first pass
+  runs the computed rows over the lower layers of all reused KV to measure it. From then on the
+  selector works like a static one.
 """
 
 import math

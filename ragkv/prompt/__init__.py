@@ -1,6 +1,6 @@
-"""One prompt, from what a caller gives to an answer. Knows no conversations.
+"""Turns what a caller gives into a prompt, and the prompt into an answer. Knows no conversations.
 
-Intake -> prompt -> look-up and plan -> prefill -> answer.
+The steps are intake, prompt, look-up and plan, prefill, answer.
 """
 
 from .answer import ActiveAnswer, OwnModel

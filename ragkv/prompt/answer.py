@@ -1,5 +1,5 @@
-"""From a laid out prompt to an answer, token by token, and who computes it: the model here, or
-another server.
+"""The answer to a prompt, token by token: from the model of this process, or as another server
+sends it.
 """
 
 from collections.abc import Iterator, Sequence

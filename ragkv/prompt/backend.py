@@ -1,4 +1,6 @@
-"""What computes answers, as an engine sees it: the model here (`answer.py`), or a vLLM server."""
+"""The contract of what computes an engine's answers: the model of this process (`answer.py`) or a
+vLLM server.
+"""
 
 from collections.abc import Generator
 from contextlib import AbstractContextManager

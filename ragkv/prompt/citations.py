@@ -1,8 +1,8 @@
 """Which chunks an answer cites: those that contain it, and those that it names as `[n]`.
 
-An answer of common words alone ("No.", "It is") stands in many chunks by chance, so it cites none
-of them. No list of words decides, because chunks have any language: a word tells where it is from
-if it is long, holds a digit, or is a name in the chunk.
+An answer of common words alone ("No.", "It is") is in many chunks by chance, so it cites none of
+them. Chunks may be in any language, so no list of words decides. A word counts as telling if it is
+long, holds a digit, or is a name in the chunk.
 """
 
 import re

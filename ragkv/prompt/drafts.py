@@ -1,10 +1,10 @@
-"""Drafts from the prompt: answers over passages copy from them, so what followed the last tokens
-there may follow here.
+"""Drafts from the prompt. An answer often copies from its passages, so the tokens that follow in a
+passage are tried as its next ones.
 
-A decoding step of a few rows takes hardly longer than one of a single row, because both read all
-weights. So the tokens after an earlier place with the same last tokens are verified in one step.
-Those are kept that the model would have chosen anyway. The answer is the same with and without
-drafts, greedy or sampled.
+A draft is what follows an earlier occurrence of the answer's last tokens. One decoding step
+verifies the whole draft: a few rows take hardly longer than a single one, because both read all
+weights. Only tokens that the model would have chosen are kept. The answer is the same with and
+without drafts, greedy or sampled.
 """
 
 from collections.abc import Sequence

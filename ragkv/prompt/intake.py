@@ -1,5 +1,5 @@
-"""Intake: validates and tokenizes what callers give. What a request is refused for is found here,
-before any work.
+"""Intake: validates and tokenizes what callers give. An invalid request is refused here, before any
+work.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Looks up what is stored of a prompt, and has the plan made of it (`planning.py`).
+"""Looks up the stored runs of a prompt. `planning.py` makes the plan of them.
 
 Leases are opened here and closed by the caller's exit stack.
 """

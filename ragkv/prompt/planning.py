@@ -1,9 +1,9 @@
-"""What becomes of every run of a prompt: exact, fused or computed, and why.
+"""Decides for every run of a prompt whether it is exact, fused or computed, and why.
 
-Nothing is looked up, opened or changed here. `wanted` gives each run of the prompt the state that
-it should have, by its place. `lookup.py` gives those that are stored their leases, and `plan_of`
-makes the plan. Only this file decides which spans are exact, with `prefix_blocks.py` for the blocks of
-earlier prompts.
+Nothing is looked up, opened or changed here. `wanted` says which state each run should have at its
+place in the prompt. `lookup.py` adds leases to the runs that are stored. `plan_of` makes the plan
+of both. Which spans are exact is decided only here, and in `prefix_blocks.py` for blocks of earlier
+prompts.
 """
 
 from collections import Counter

@@ -1,8 +1,8 @@
-"""Prefilling: one prompt's KV and last logits (CacheBlend section 5.2).
+"""Prefill: computes one prompt's KV and last logits (CacheBlend section 5.2).
 
-Look up and plan, decide, fuse, report. An entry that turns out damaged while it is read becomes a
-cache miss of this request. The pass then starts again, because the rows of a miss are computed from
-layer 0 on.
+The steps are look-up and plan, decision, fusing, report. If an entry proves to be damaged while it
+is read, it becomes a cache miss of this request. The pass then starts again, because the rows of a
+miss are computed from layer 0 on.
 """
 
 import time

@@ -1,8 +1,8 @@
-"""Exact prefix reuse as engines have it: blocks of any earlier prompt with the same beginning.
+"""Exact prefix reuse, as in other engines: finds blocks of earlier prompts with the same beginning.
 
 Requests with `reuse="prefix"` keep the KV of their prompts here, in blocks of equal length. A
-block's name is a digest of everything before it (`history.Chain`), so a prompt finds the blocks
-with which it begins and no others. They are in memory only. The least recently used are dropped
+block's key has a digest of all tokens before it (`history.Chain`), so a prompt finds only the
+blocks with which it begins. The blocks are in memory only. The least recently used one is evicted
 first.
 """
 

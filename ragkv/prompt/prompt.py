@@ -1,8 +1,8 @@
 """A prompt as runs of token ids: prefix, history, chunks with the text between them, question.
 
-The runs are concatenated as ids; nothing is decoded and tokenized again, so a chunk has the same
-ids at any place. History comes before the chunks, so that it is an exact prefix. A `Task` is a
-request with its prompt, which dies with the request.
+The runs are concatenated as ids. No text is tokenized again, so a chunk has the same ids at any
+place. History comes before the chunks, so that it is an exact prefix. A `Task` is a request with
+its prompt, which dies with the request.
 """
 
 from collections.abc import Iterator, Mapping

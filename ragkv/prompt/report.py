@@ -1,4 +1,4 @@
-"""What an answer's report says of its prompt: counts, spans, and notes.
+"""The report on an answer's prompt: counts, spans and notes.
 
 Every prompt token is counted once.
 """

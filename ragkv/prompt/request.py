@@ -1,4 +1,4 @@
-"""A request as values: its options, what was asked after all checks, and how it was served."""
+"""A request as values: its options, the checked and tokenized request, and how it was served."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence

@@ -1,5 +1,5 @@
-"""A loaded model, and what every engine on it shares: whose turn it is, tokenizer, identity, and the
-KV of what stands before chunks.
+"""A loaded model, and what all engines on it share: the compute lock, the tokenizer, the identity,
+and the KV of prefixes.
 """
 
 import logging

@@ -1,9 +1,9 @@
 """The layout of a prompt as runs of token ids.
 
 A prompt is prefix, history, chunks with the text between them, question and tail, concatenated as
-ids. Nothing is decoded and tokenized again, and each run is tokenized alone, so a chunk has the
-same ids at any place. A chat template is rendered once with marks in place of the messages and
-split at them into four fixed runs. History comes before the chunks, so that it is an exact prefix.
+ids. Each run is tokenized alone and only once, so a chunk has the same ids at any place. A chat
+template is rendered once, with marks in place of the messages, and split at the marks into four
+fixed runs. History comes before the chunks, so that it is an exact prefix.
 """
 
 from dataclasses import dataclass, replace

@@ -1,14 +1,15 @@
-"""The decode batch: requests that want a token decode together. It has no thread; a waiting request
-does the work.
+"""The decode batch: requests that wait for a token decode together. It has no thread: one of the
+waiting requests does the work.
 
-A request takes a decode slot and asks for the logits after one token after another. The first
-request that acquires the compute lock runs one step for all requests that wait at that moment, and
-hands the others their logits. So rows join and leave at any step, a slow consumer delays only
-itself, and a request that never asks again delays no other. A prefill runs steps for waiting
-requests between its layers and within long ones (`model/rows.py`): a long prompt delays them by a
-part of a layer, or by one step.
+A request takes a decode slot. After each token it asks for the next logits. The first request that
+acquires the compute lock runs one step for all requests that wait at that moment, and hands the
+others their logits. So requests join and leave at any step. A slow consumer delays only itself, and
+a request that stops asking delays no other.
 
-Choosing a token is up to its consumer, and an error there fails only that one.
+A prefill also runs decoding steps for waiting requests, between its layers and within long ones
+(`model/rows.py`). So a long prompt delays a waiting request by a part of a layer, or by one step.
+
+Each request chooses its tokens itself. An error in that fails this request alone.
 """
 
 import itertools

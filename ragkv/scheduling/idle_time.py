@@ -1,7 +1,7 @@
-"""How work that is no request gets its turn at the model.
+"""Lets background work use the model while no request runs.
 
-Such work, like encoding chunks or measuring a profile, computes while no request runs. A request
-meets none of this (`scheduler.py`).
+Encoding chunks and measuring a profile are such work. Requests never use this module; they use
+`scheduler.py`.
 """
 
 from collections.abc import Callable, Iterator

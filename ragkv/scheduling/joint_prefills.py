@@ -1,8 +1,8 @@
-"""Prefills that wait for the model are computed in one pass (CacheBlend figure 15c).
+"""Computes the prefills that wait for the model in one pass (CacheBlend figure 15c).
 
-The first prefill to get the compute lock takes along its tenant's others that wait, oldest first,
-of any engine on the model. A pass has the prompts of one tenant, so none waits for another tenant's
-rows. How a pass is computed is up to the caller.
+The first prefill to get the compute lock takes along its tenant's other waiting prefills, oldest
+first, from any engine on the model. A pass has the prompts of one tenant only, so no prompt waits
+for another tenant's rows. The caller computes the pass.
 """
 
 import threading

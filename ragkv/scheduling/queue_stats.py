@@ -1,4 +1,4 @@
-"""What a scheduler says of its queue."""
+"""Statistics of a scheduler's queue."""
 
 from dataclasses import dataclass
 

@@ -1,11 +1,12 @@
-"""The scheduler: which request computes with the model now (CachedAttention section 3.3).
+"""The scheduler decides which request computes with the model now (CachedAttention section 3.3).
 
-The callers' threads do the work. An admission covers planning and prefill, never decoding: one
-admitted request computes while the others look up and read ahead (section 3.2.1), and an open
-stream delays no other request. What is held for a request is released however it ends. Engines on one
-model have a scheduler each, with a queue of its own, and share the `SharedCompute`. The scheduler
-knows no prompts, and not the work that waits until no request runs (`idle_time.py`).
-docs/research/scheduler.md has a drawing.
+The callers' threads do the work. An admission covers planning and prefill. One admitted request
+computes while the others look up and read ahead (section 3.2.1). Decoding needs no admission, so an
+open stream delays no other request. However a request ends, what it held is released.
+
+Engines on one model have a scheduler each, with its own queue, and share the `SharedCompute`. The
+scheduler knows no prompts and no background work (`idle_time.py`). docs/research/scheduler.md has a
+drawing.
 """
 
 import threading

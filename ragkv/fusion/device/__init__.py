@@ -1,1 +1,1 @@
-"""Fusing on a device, beside the path that CPUs take (docs/research/gpu.md)."""
+"""Fusing on a GPU, next to the path for CPUs (docs/research/gpu.md)."""

@@ -1,8 +1,8 @@
-"""Unpacks, rotates and places the stored tokens of all entries at once, by indices that are made
-once a prompt.
+"""Unpacks, rotates and places the stored tokens of all entries at once. The indices for it are
+computed once a prompt.
 
-The number of operations does not depend on the number of entries. Where Triton is, one kernel does
-all of it.
+The number of operations does not depend on the number of entries. If Triton is installed, one
+kernel does all of it.
 """
 
 import time

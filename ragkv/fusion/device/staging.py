@@ -1,7 +1,8 @@
 """Reads the stored layers of all entries into one buffer of a device, side by side.
 
-They go there as they are stored, and are unpacked there (`placing.py`). On CUDA the host's buffers
-are page-locked and copied on a stream of their own, ordered by events; the host waits for none.
+The layers are copied in their stored form, and unpacked on the device (`placing.py`). On CUDA the
+host's buffers are page-locked and copied on a stream of their own. Events order the copies, so the
+host never waits.
 """
 
 import time

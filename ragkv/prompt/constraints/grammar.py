@@ -2,8 +2,8 @@
 
 A grammar is compiled by llguidance, whose own limits bound the work of a token's mask. `trial.py`
 bounds the time and the memory of compiling: each form is first compiled in a process that can be
-ended. Compiling and slow masks take turns, which are fair to owners: one processor is enough for
-forms that strangers send.
+ended. Compiling and slow masks take turns, which are shared fairly between owners. So slow forms
+from strangers occupy one processor at most.
 """
 
 import json

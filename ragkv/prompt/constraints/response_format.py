@@ -1,7 +1,7 @@
 """The form of an answer, as a value, and the limits of a schema. Pure Python.
 
-A schema comes from strangers. What is checked here is its size. The work of compiling it is bounded
-where it is compiled first (`trial.py`).
+A schema may come from a stranger. This module checks its size. `trial.py` bounds the work of
+compiling it.
 """
 
 import json

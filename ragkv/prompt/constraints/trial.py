@@ -1,9 +1,9 @@
-"""Compiles grammars in a process of its own, which tells what they take: run as a program.
+"""Compiles grammars in a process of its own and reports their time and memory. Run as a program.
 
 llguidance bounds the work of a token, but not the work of joining the automata of a grammar. That
 work can take minutes and gigabytes, and a thread cannot be ended. So every new form is compiled
-here first, under limits of time and memory. A form that passes takes as much where it is used, and
-no more, because its automata do not depend on the vocabulary: this process has a token for each byte.
+here first, under limits of time and memory. A form that passes takes no more where it is used,
+because its automata do not depend on the vocabulary. The vocabulary here has a token for each byte.
 
 The program imports nothing of ragkv, so it starts in a tenth of a second.
 """

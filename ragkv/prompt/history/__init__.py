@@ -1,6 +1,4 @@
-"""A conversation's history as values, which tokens leave it, and its blocks written to the
-store.
-"""
+"""A conversation's history as values, its truncation, and the writing of its blocks to the store."""
 
 from .block_writer import SAVE_WAIT_S, BlockWriter
 from .history import (

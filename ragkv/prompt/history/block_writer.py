@@ -1,11 +1,11 @@
-"""Saves history while the model continues (CachedAttention section 3.2.2): one thread and a bounded
-buffer.
+"""Saves history while the model continues (CachedAttention section 3.2.2), by one thread with a
+bounded buffer.
 
 A request hands over views of the KV it recorded, which costs nothing. The thread copies them,
-informs the store's policies and stores them. A turn keeps the blocks that do not fit into the
-buffer until they do, and waits for that at its end; the thread itself waits for the store's write
-buffers. So a slow disk delays the end of a turn, not a token, and nothing is lost before
-`SAVE_WAIT_S`. A block can be found as soon as it is in the buffer.
+informs the store's policies and stores them. If the buffer is full, a turn keeps its blocks until
+there is room. At its end it waits for that. The thread waits for the store's write buffers. So a
+slow disk delays the end of a turn, not a token. Nothing is lost before `SAVE_WAIT_S`. A block can
+be found as soon as it is in the buffer.
 """
 
 import logging

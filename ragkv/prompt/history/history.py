@@ -1,11 +1,11 @@
-"""A conversation's history as values: blocks of tokens that have KV, a tail that has none yet, and
-parts by kind.
+"""A conversation's history as values: blocks of tokens with KV, a tail of tokens without, and parts
+by kind.
 
-A block is position-free and never changes; an edit (truncation, a discarded range) changes only the
-list of blocks (CachedAttention section 3.4). A block's context is a digest of everything it saw. A
-block is exact in a prompt that has the same tokens in front of it, whichever conversation made it.
-The context of KV that saw an approximation has a random taint, so that only its own session, or a
-fork of it, finds the block.
+A block is position-free and never changes. An edit (truncation, a discarded range) changes only the
+list of blocks (CachedAttention section 3.4). A block's context is a digest of all tokens before it.
+So a block of any conversation is exact in a prompt that has the same tokens in front of it. If
+those tokens had approximate KV, the context also holds a random taint. Then only the block's own
+session, or a fork of it, finds the block.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Encodes chunks into entries, at once or in the background if a request missed them."""
+"""Encodes chunks into entries: at once, or in the background after a cache miss."""
 
 from .background import LOG_EVERY_S, BackgroundEncoder
 from .encoder import Encoder

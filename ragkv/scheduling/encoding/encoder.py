@@ -1,15 +1,15 @@
-"""Encoding: computes chunks' KV once and makes position-free entries.
+"""Encoding: computes a chunk's KV once and makes a position-free entry of it.
 
-A chunk is encoded behind the application's prefix and a neutral text. In a prompt a chunk follows
-other text, so this is the KV to expect of it (ours; docs/research/selection.md). The text ships with the
-package, so no words of one document are carried into the KV of another. A changed text changes the
-identity of entries. With an empty neutral text chunks are encoded directly after the prefix, as in
-the papers. Neither the prefix's KV nor the text's is part of an entry.
+A chunk is encoded after the application's prefix and a neutral text. In a prompt a chunk also
+follows other text, so this is its expected KV (ours; docs/research/selection.md). The neutral text
+ships with the package, so no words of one document enter the KV of another. Another neutral text
+changes the identity of entries. With an empty one, chunks are encoded directly after the prefix, as
+in the papers. An entry holds neither the prefix's KV nor the neutral text's.
 
-A chunk that a request missed is encoded here later, in the background: KV that saw a particular
-context is never stored under the chunk's key. (CacheBlend sections 5.1 and 6, "Managing KV cache",
-stores what the request computed.) Several chunks go through the model together: few rows take
-nearly as long as many (`model/token_runs.py`).
+After a cache miss a chunk is encoded here in the background. The KV that the request computed is
+not stored under the chunk's key, because it saw the context of that prompt. (CacheBlend sections
+5.1 and 6, "Managing KV cache", store what the request computed.) Several chunks go through the
+model together, because few rows take nearly as long as many (`model/token_runs.py`).
 """
 
 from collections.abc import Callable, Sequence
