@@ -1,12 +1,12 @@
-"""Chat messages, as plain text, become prompts for the engine.
+"""Turns chat messages into prompts for the engine.
 
     chat = ChatEngine(engine)
     prompt = chat.build_prompt(ChatInput(messages, documents))
     engine.stream(prompt.question, prompt.chunks, separator="", ...)
 
-The model's chat template renders the messages. Known chunk texts are found in the rendered text. A
-list of messages that continues an earlier list finds its session. This package knows no protocol:
-the LangChain and REST front ends convert their messages.
+The model's chat template renders the messages. Known chunk texts are found in the rendered text.
+Messages that continue an earlier conversation find its session. This package knows no protocol: the
+LangChain and REST front ends convert their messages.
 """
 
 from .catalogue import ChatDocument

@@ -1,12 +1,11 @@
-"""The texts that one engine knows as chunks: ingested texts and passages of collections, until they
-are forgotten.
+"""The texts that one engine knows as chunks: ingested texts and passages of collections.
 
-They are found in prompts in other writings too, see `passage_matcher.py`. Texts that come with a
-request are looked for in its own prompt.
+A known text is also found in a prompt that writes it in another way (`passage_matcher.py`). Texts
+that come with a request are looked for in the request's own prompt only.
 
-A form is the text of a prompt where a known passage was found in another writing, as a chunk of its
-own. Which passages a form came from is not kept: forms cost little to encode again, so the deletion
-of any passage deletes them all.
+A *form* is a known passage as a prompt wrote it, stored as a chunk of its own. The passage that a
+form came from is not recorded. So the deletion of any passage deletes all forms, which cost little
+to encode again.
 """
 
 import contextlib

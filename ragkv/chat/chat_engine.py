@@ -1,10 +1,10 @@
-"""A request's messages and documents become the prompt of an engine: chunks, the text between them,
+"""Turns a request's messages and documents into an engine's prompt: chunks, the text between them,
 and the question.
 
 The prompt is rendered as text, known chunk texts are found in it, and the pieces between them are
-tokenized one by one. A chunk keeps the token ids it was ingested with, whatever stands around it.
-So at ratio 1 the model reads the prompt that the template writes, except for how words at the seams
-between pieces are split into tokens.
+tokenized one by one. A chunk keeps the token ids it was ingested with, whatever is around it. So at
+ratio 1 the model reads the prompt that the template writes. Only words at the seams between pieces
+may be split into other tokens.
 """
 
 import functools

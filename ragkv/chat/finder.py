@@ -1,16 +1,16 @@
-"""Conversations found by their content: a list of messages that continues an earlier list finds its
+"""Finds conversations by their content: messages that continue an earlier conversation find its
 session.
 
-The text before the next question identifies a conversation, word for word as the template writes
-it. After each answer the session is saved under a digest of the text that the next question would
-follow. A request looks up the text before its own question. A session is used only if its stored
-ids are those that the messages would give. So after an edit of an earlier message the conversation
-starts again, which costs time and never changes an answer.
+A conversation is identified by the text before the next question, exactly as the template writes
+it. After each answer the session is saved under a digest of that text. A request looks up the text
+before its own question. A session is used only if its stored ids are those that the messages would
+give. So if an earlier message was edited, the conversation is computed again. That costs time and
+never changes an answer.
 
-Saved sessions do not change: each turn works on an unsaved copy, which shares their blocks. So an
-answer can be requested again, and a conversation can branch. Replicas that share their sessions
-find what one of them saved. If the server that they share is away, a request is computed from its
-messages and its report says so.
+Saved sessions do not change. Each turn works on an unsaved copy, which shares the session's blocks.
+So an answer can be requested again, and a conversation can branch. Replicas that share sessions
+find what one of them saved. If the shared server is away, a request is computed from its messages,
+and its report says so.
 """
 
 import contextlib

@@ -1,11 +1,10 @@
-"""Finds known passages in a prompt although a template changed their writing: tolerant where it
-does no harm.
+"""Finds known passages in a prompt, even if a template changed how they are written.
 
 Passages and prompt are compared by their words (`runtime/words.py`), so indentation, line breaks,
 quoting, punctuation and everything around a passage do not matter. JSON and HTML escapes are read
 as the characters that they mean. A match is a *range of the prompt*: the prompt's own text at that
-place becomes the chunk. So a wrong match could only cut the prompt at another place, and no
-text of a passage ever replaces text of a prompt.
+place becomes the chunk. No text of a passage ever replaces text of a prompt. So a wrong match could
+only cut the prompt at another place.
 """
 
 import bisect

@@ -2,8 +2,8 @@
 
 A model without a template gets the messages one after another with a blank line between them. For a
 template without a system role, the system text goes to the beginning of the first user message.
-What the messages and tools say is text from outside: where it writes a control token, the rendered
-text has a cut. This module knows no LangChain.
+Messages and tools are text from outside. Where they write a control token, the rendered text has a
+cut. This module knows no LangChain.
 """
 
 import functools

@@ -1,10 +1,10 @@
-"""Tools: how they stand in a prompt, and how the calls in an answer are found.
+"""Writes tools into a prompt, and finds the calls in an answer.
 
-Where the chat template knows tools, it writes them. Where it does not, they are described in the
-system message, and calls and results are written as `<tool_call>` and `<tool_response>`
-(docs/api.md). Calls are read in every form that supported families write: `<tool_call>` (Hermes,
-Qwen), `[TOOL_CALLS]` and a list (Mistral), JSON with "parameters" (Llama 3), plain JSON. An answer
-that is in none of them, or names no tool of the request, is text.
+A chat template that knows tools writes them. Otherwise they are described in the system message,
+and calls and results are written as `<tool_call>` and `<tool_response>` (docs/api.md). Calls are
+found in every form that supported families write: `<tool_call>` (Hermes, Qwen), `[TOOL_CALLS]` and
+a list (Mistral), JSON with "parameters" (Llama 3), plain JSON. An answer in none of these forms is
+text, and so is one that names no tool of the request.
 """
 
 import json

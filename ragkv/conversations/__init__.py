@@ -1,4 +1,4 @@
-"""Conversations: their turns, and their states in a folder or on a server that replicas share."""
+"""Conversations: their turns, and their states, in a folder or on a server that replicas share."""
 
 from .conversations import Conversations, SessionInfo
 from .folder_storage import SESSIONS, LazyStorage

@@ -1,5 +1,5 @@
-"""All conversations of one engine: lists of them, their deletion, and what is left over. One of them,
-and its turns, are the business of its `sessions`.
+"""All conversations of one engine: lists them, deletes them, and removes left-over blocks.
+`sessions` handles a single conversation and its turns.
 """
 
 from collections.abc import Iterable, Sequence

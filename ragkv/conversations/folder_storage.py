@@ -1,6 +1,6 @@
 """The states of conversations as manifests in a folder of this machine.
 
-`LazyStorage` opens the folder, or the server that replicas share, with the first use.
+`LazyStorage` opens the folder, or the server that replicas share, at its first use.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""The blocks of all histories: saved for turns, and deleted once no history needs them.
+"""Saves the blocks of all histories for turns, and deletes a block once no history needs it.
 
 Histories share blocks: a fork has those of its past, and every turn those of the turn before. So a
-block is deleted only if no turn under way and no conversation has it, of any replica.
+block is deleted only if no running turn and no conversation of any replica has it.
 """
 
 import logging

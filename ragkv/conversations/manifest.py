@@ -1,11 +1,10 @@
-"""Manifests: what a conversation consists of, saved durably. Its KV is in the store, found by the
-blocks' keys.
+"""A manifest is the durable state of a conversation. Its KV is in the store, under the keys of its
+blocks.
 
 A manifest is three lines of JSON. The first has format, version and checksum. The second is a
-summary, the only line that is read when an engine opens. The third has the blocks with their token
-ids, the turns and the history. It has the
-token ids, so a block that the store lost costs computing its tokens and never the state.
-`storage.py` has one file a session.
+summary, the only line that is read when an engine opens. The third has the turns, the history, and
+the blocks with their token ids. So if the store loses a block, its tokens are computed again, and
+the conversation is kept. `folder_storage.py` has one file a session.
 """
 
 import hashlib

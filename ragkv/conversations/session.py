@@ -1,5 +1,5 @@
-"""One conversation, as its user holds it. Its state is an immutable `SessionState`, which
-`Sessions` replaces.
+"""One conversation, as callers hold it. Its state is an immutable `SessionState`, which `Sessions`
+replaces.
 """
 
 import threading

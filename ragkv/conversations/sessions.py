@@ -1,10 +1,11 @@
-"""The sessions of one engine: opened by their ids, changed by turns, and cleared.
+"""The sessions of one engine: opens them by their ids, changes them by turns, and clears them.
 
-Where their states are kept is the storage's business (`storage.py`), and what becomes of their blocks
-that of `history_blocks.py`. A conversation that is not saved has its state in its `Session` alone:
-the turn of a conversation that is found by its messages works on one, and `fork` saves it under an
-id once the turn is answered. No other process can see it, so none can delete it during its turn. It
-ends with its process; its blocks are then evicted like any entry that is not used.
+The storage keeps their states (`storage.py`), and `history_blocks.py` their blocks.
+
+The state of an unsaved conversation is in its `Session` alone. The turn of a conversation that is
+found by its messages works on an unsaved one, and `fork` saves it under an id once the turn is
+answered. No other process can see an unsaved conversation, so none can delete it during its turn.
+The conversation ends with its process. Its blocks are then evicted like any unused entry.
 """
 
 import threading

@@ -1,7 +1,7 @@
-"""The contract of what keeps the states of conversations.
+"""The contract of a storage for the states of conversations.
 
-`folder_storage.py` is a folder of manifests on this machine, and `cluster/redis_storage.py` the server
-that replicas share.
+`folder_storage.py` keeps manifests in a folder of this machine. `cluster/redis_storage.py` keeps
+them on a server that replicas share.
 """
 
 from abc import ABC, abstractmethod

@@ -1,9 +1,9 @@
-"""One turn of a conversation while it runs (CachedAttention section 3.1).
+"""A turn of a conversation while it runs (CachedAttention section 3.1).
 
-The turn reads the history as it is. It hands blocks of new KV to the block writer while they are
-made. Once the answer is complete the turn becomes part of the history in one step. A turn that
-fails or is abandoned leaves the session as it was, and its blocks are deleted. The planner decides
-which blocks are exact.
+A turn never changes the history that it reads. It hands blocks of new KV to the block writer while
+they are made. Once the answer is complete, the turn becomes part of the history in one step. A turn
+that fails or is abandoned leaves the session as it was, and its blocks are deleted. The planner
+decides which blocks are exact.
 """
 
 import secrets

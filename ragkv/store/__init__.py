@@ -1,8 +1,8 @@
-"""Where entries are stored, without any knowledge of transformers.
+"""Stores entries. Knows nothing of transformers.
 
 An `Entry` is the KV of one run of tokens, without positions; its `Identity` decides who may use it.
 A `Store` is a stack of tiers that holds entries and leases them for reading. Policies need no
-torch, so torch loads with the first name that needs it.
+torch, so torch is loaded only with the first name that needs it.
 """
 
 import importlib

@@ -1,5 +1,5 @@
-"""What a store holds: lists of its entries, and the sweep of those that nobody may use any
-more (`gc`). None of this counts as a use.
+"""Lists the entries of a store, and deletes those that nobody may use any more (`gc`). Neither
+counts as a use of an entry.
 """
 
 import itertools

@@ -1,8 +1,8 @@
-"""Copies between tiers in the background: new entries go down to slower tiers, hits go up.
+"""Copies entries between tiers in the background: new ones to slower tiers, hits to faster ones.
 
-A deleted entry must not come back through a copy that was under way. So who looks an entry up
-remembers when that was (`now`), and a copy up is dropped if its entry was deleted since. No copy
-has to ask a remote tier whether it still has the entry.
+A deleted entry must not come back through a copy that was under way. So a lookup remembers its time
+(`now`), and a copy to a faster tier is dropped if its entry was deleted since. No copy has to ask a
+remote tier whether it still has the entry.
 """
 
 import logging

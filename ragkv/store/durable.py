@@ -1,6 +1,7 @@
 """Durable writes: an entry is in the tiers below memory when the call returns.
 
-They wait for every tier, also for a remote one. What is encoded ahead of questions is written so.
+Such a write waits for every tier, also for a remote one. Entries that are encoded ahead of
+questions are written this way.
 """
 
 from collections.abc import Sequence

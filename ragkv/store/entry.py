@@ -1,13 +1,13 @@
-"""Entries: the KV of one run of tokens, stored without positions, and the identity that decides who
-may use it.
+"""An entry is the KV of one run of tokens, stored without positions. Its identity decides who may
+use it.
 
-An entry is immutable; readers copy it into fresh buffers. Its key is a cryptographic hash of its
-identity and its token ids. The stored record repeats both, so a hit is proven and does not rely on
-the hash alone (CacheBlend section 5.1, "KV cache store"; the paper hashes only the text, which
-would serve one model's KV to another).
+An entry is immutable. Readers copy it into fresh buffers. Its key is a cryptographic hash of its
+identity and its token ids. The stored record repeats both, so a hit does not rely on the hash alone
+(CacheBlend section 5.1, "KV cache store"). The paper hashes only the text, which would serve one
+model's KV to another.
 
-Tiers hold an entry in encoded form. The identity names its codec, but an entry that this codec
-cannot represent (NaN, infinities) is stored raw: it takes more bytes, and reading returns it
+Tiers hold an entry in encoded form. The identity names its codec. If this codec cannot represent
+the values (NaN, infinities), the entry is stored raw. Then it takes more bytes, and is read back
 unchanged. An entry is encoded once and copied between tiers in encoded form, so it is rounded only
 once.
 """

@@ -1,7 +1,7 @@
 """A background thread with a bounded queue, so that no request waits for a disk or a server.
 
-Jobs run in the order of submission. The queue is bounded by bytes: a job that does not fit is
-refused, at once or after a wait that the caller bounds.
+Jobs run in the order of submission. The queue is bounded by bytes. A job that does not fit is
+refused, at once or after a wait of a given length.
 """
 
 import logging

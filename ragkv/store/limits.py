@@ -1,5 +1,5 @@
-"""What may stay in which tier: a placement keeps entries out of memory, documents take room on the
-disk, and policies have a latency threshold.
+"""Limits what may stay in a tier: a placement keeps entries out of memory, documents take room on
+the disk, and policies get a latency threshold.
 """
 
 from dataclasses import dataclass

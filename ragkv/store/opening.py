@@ -1,8 +1,8 @@
 """Opens the store that the settings ask for, and its tiers.
 
-A line of `TIERS` is all that the store knows of a tier: which setting asks for it, and what opens
-it. The tier's file is imported only then, by name. So a tier of a package above this one
-(`cluster/`) needs no import here, and is not loaded where it is not used.
+A line of `TIERS` is all that the store knows of a tier: which setting asks for it, and which
+function opens it. The tier's file is imported by name when it is opened. So a tier of a package
+above this one (`cluster/`) needs no import here, and is loaded only where it is used.
 """
 
 from contextlib import ExitStack

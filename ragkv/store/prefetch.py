@@ -1,16 +1,18 @@
-"""Copies what waiting requests will read into the fastest tier (CachedAttention section 3.3.1).
+"""Copies entries that waiting requests will read into the fastest tier (CachedAttention section
+3.3.1).
 
-The scheduler announces waiting requests, with a `PrefetchHint` for each: policies protect their
-entries, and a thread copies those of the first requests up, in queue order. A question that need not
-wait meets none of this. The paper prefetches for `C_mem / S_kv` sessions,
-where S_kv is their mean size. The hints name the exact sizes, so our window is exact: as many
-entries as fit into the fastest tier. It only moves on: an entry is looked at once, when there is
-room for it, and gives its room back when the last request that reads it leaves. So a request costs
-what it reads, however long the queue is.
+The scheduler announces each waiting request with a `PrefetchHint`. Policies protect the entries of
+the hint. A thread copies the entries of the first requests to the fastest tier, in queue order. A
+question that need not wait uses none of this.
 
-A fetch evicts nothing that is in use; what requests in front need is kept by the policy
-`lookahead`. An entry that cannot be fetched is not tried again for the same request; that request
-will have a miss.
+The paper prefetches for `C_mem / S_kv` sessions, where S_kv is their mean size. Hints name exact
+sizes, so our window is exact: as many entries as fit into the fastest tier. The window only moves
+on. An entry is looked at once, when there is room for it. Its room is free again when the last
+request that reads it leaves. So the cost of a request depends on what it reads, not on the length
+of the queue.
+
+A fetch evicts nothing that is in use. The policy `lookahead` keeps what earlier requests need. An
+entry that cannot be fetched is not tried again for the same request, which then has a cache miss.
 """
 
 import logging

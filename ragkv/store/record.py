@@ -1,15 +1,15 @@
-"""The bytes of one entry, in a file and on shared storage: a head, then its layers, one after another.
+"""The bytes of one entry, in a file and on shared storage: a head, then the layers in order.
 
     [checksum of the rest of the head, 32 hex digits][bytes of the JSON, 8 hex digits][JSON][layers]
 
 The JSON names key, identity, tokens, shape and codec, and the checksum of every layer. So a read of
-one layer is verified without the others. A layer is (2, G, T, D), or what the entry's codec made of
-it. On shared storage the layers lie in several values (`cluster/values.py`).
+one layer is verified without the others. A layer is (2, G, T, D), in the form of the entry's codec.
+On shared storage the layers are in several values (`cluster/values.py`).
 
-Damage of any kind raises `EntryDamagedError`. Another format version raises `OtherVersionError`: who
-looks such an entry up drops it, and who lists entries leaves it to `gc`. The checksum (xxh3_128)
-detects damage, not forgery: the directory's owner can compute checksums too. Identity and token ids
-prove that a record is the entry asked for.
+Damage of any kind raises `EntryDamagedError`. Another format version raises `OtherVersionError`. A
+lookup drops such an entry; a list of entries leaves it to `gc`. The checksum (xxh3_128) detects
+damage, not forgery: the directory's owner can compute checksums too. Identity and token ids prove
+that a record is the entry asked for.
 """
 
 import json

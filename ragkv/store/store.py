@@ -1,14 +1,15 @@
 """The store: tiers, fastest first.
 
 A lookup asks the tiers in order. A hit in a slower tier is copied to the faster ones in the
-background (`copying.py`). A put stores in memory at once; the disk and shared storage are written in
-the background. Only a read waits for a remote tier, at most its timeout; the whole pass waits then,
-with all prompts in it.
-A store failure never fails a request: it is logged and counts as a miss (CacheBlend section 5.1, "KV
-cache store").
+background (`copying.py`). A put stores in memory at once; the disk and shared storage are written
+in the background. Only a read waits for a remote tier, at most for the tier's timeout. Then the
+whole pass waits, with all prompts in it.
 
-What no question needs is in objects of a store: `durable` writes, its `contents` and its `limits`.
-Its `prefetcher` is told which requests wait.
+A store failure never fails a request. It is logged and counts as a cache miss (CacheBlend section
+5.1, "KV cache store").
+
+Three objects of a store hold what no question needs: `durable` writes, its `contents` and its
+`limits`. Its `prefetcher` is told which requests wait.
 """
 
 import weakref

@@ -1,9 +1,9 @@
-"""How a device unpacks the stored layers of many entries at once.
+"""Unpacks the stored layers of many entries at once on a device.
 
-A host decodes one slice after another (`codecs/`). A device gets the stored layers of many
-entries in one buffer, as they are. Where in the buffer the numbers of each token are is computed
-once a prompt. Then a layer is unpacked in a number of operations that does not depend on the number
-of entries. The layouts are those of the codecs.
+A host decodes one slice after another (`codecs/`). A device gets the stored layers of many entries
+in one buffer. The place of each token's numbers in the buffer is computed once a prompt. Then the
+number of operations that unpack a layer does not depend on the number of entries. The layouts are
+those of the codecs.
 """
 
 from dataclasses import dataclass

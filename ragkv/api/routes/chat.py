@@ -1,10 +1,11 @@
-"""/v1/chat/completions: OpenAI's endpoint, with documents. Ollama's comes here, too.
+"""/v1/chat/completions: OpenAI's endpoint, with documents. Ollama's chat requests are answered
+here, too.
 
-A chat request is answered in a worker thread: from messages and documents to the engine's prompt,
-and back to OpenAI's response. Documents stand before the last user message. With a session, its
-stored history replaces all earlier messages. Without one, messages that continue an earlier answer
-word for word find its KV by their text. If the request has documents, its prompt is not stored for
-that: the messages of the next request will not contain the documents.
+A worker thread turns messages and documents into the engine's prompt, and the answer into OpenAI's
+response. Documents are placed before the last user message. With a session, its stored history
+replaces all earlier messages. Without one, messages that continue an earlier answer word for word
+find its KV by their text. The prompt of a request with documents is not stored for that, because
+the messages of the next request will not contain the documents.
 """
 
 import time

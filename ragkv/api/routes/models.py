@@ -1,4 +1,4 @@
-"""/v1/models: the language model, alone and with each collection, and on request the embedding
+"""/v1/models: the language model, alone and with each collection. On request also the embedding
 model.
 """
 

@@ -1,8 +1,8 @@
 """Ollama's API: `/api/tags`, `/api/ps`, `/api/show`, `/api/chat`, `/api/generate`, `/api/embed`,
 `/api/embeddings` and `/api/version`.
 
-A request becomes one of /v1/chat/completions or /v1/embeddings, so a model with a collection's name
-answers from that collection. Nothing is unloaded: the server serves one model.
+A request is translated to one of /v1/chat/completions or /v1/embeddings. So a model with a
+collection's name answers from that collection. The server serves one model and never unloads it.
 """
 
 import json

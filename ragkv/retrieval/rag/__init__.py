@@ -1,4 +1,4 @@
-"""Retrieval and engine joined: documents in, answers with sources out."""
+"""Joins retrieval and engine: documents in, answers with sources out."""
 
 from .corpus import Corpus, RagIngestReport, splitter_of
 from .files import FileOptions, FileOutcome, FileProgress, nothing_read, printable

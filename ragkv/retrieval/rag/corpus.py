@@ -1,4 +1,4 @@
-"""A corpus: documents and the KV of their passages, opened and kept in step.
+"""A corpus: documents, and the KV of their passages, which it keeps in step.
 
 Ingesting encodes the KV of new passages, and deletes from every tier the KV of passages that no
 document holds any more.

@@ -1,9 +1,8 @@
-"""Files and folders to documents in the index. Every file seen has an outcome, and one bad file
-does not end the rest.
+"""Reads files and folders into documents of the index. Every file has an outcome, and a bad file
+does not stop the others.
 
 Each file is committed with a record of its size, time and hash in one transaction. After a kill the
-next run finds the files that are done unchanged, without parsing them, and only the file that was
-being read is read again.
+next run does not parse the finished files again, only the one that was being read.
 """
 
 import hashlib

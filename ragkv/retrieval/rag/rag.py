@@ -1,4 +1,4 @@
-"""Retrieval-augmented generation: a question is answered from a corpus.
+"""Retrieval-augmented generation: answers a question from a corpus.
 
 Each passage of the index is one chunk of the engine; `corpus.py` keeps both in step. This module
 knows no command line and no network protocol.

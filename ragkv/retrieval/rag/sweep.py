@@ -1,8 +1,8 @@
 """Deletes the KV in a home that no stored passage needs.
 
-A deletion that was cut short leaves such KV, and so does an application that sent texts of its own.
-A home may have the index of the commands, the collections of a server, and tenants that each have a
-folder of both.
+An interrupted deletion leaves such KV, and so does an application that sent texts of its own. A
+home may have the index of the commands, the collections of a server, and tenants, each with a
+folder that may have both.
 """
 
 from collections.abc import Iterator

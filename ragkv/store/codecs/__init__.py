@@ -1,5 +1,5 @@
-"""Codecs: how a layer slice is stored, and how it is read back. One contract, its implementations,
-and their names.
+"""Codecs say how a layer slice is stored and read back: one contract, its implementations, and
+their names.
 
 A codec knows shapes and dtypes, but no files, checksums or entries. A record computes its checksums
 over the encoded bytes, so damage is found before decoding.

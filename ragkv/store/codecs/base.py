@@ -1,4 +1,4 @@
-"""The contract of a codec: a stored form of a layer."""
+"""The contract of a codec, which defines the stored form of a layer."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple

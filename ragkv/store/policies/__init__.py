@@ -1,4 +1,4 @@
-"""Eviction policies of a live store: one contract, and its implementations, each loaded with the
+"""Eviction policies of a live store: one contract and its implementations. Each is loaded at the
 first use of its name.
 
 `POLICIES` has every policy that a live store may run. Baselines of the papers, and policies that

@@ -1,7 +1,8 @@
-"""The contract of an eviction policy. Metadata only: no torch, no bytes, no clock of its own.
+"""The contract of an eviction policy. A policy sees metadata only: no torch, no bytes, no clock of
+its own.
 
-A policy decides by *groups*: a conversation whose history is stored as numbered blocks, or a chunk
-that stands alone (a group of one block). A tier holds a prefix of a group's blocks, and eviction
+A policy decides by *groups*. A group is a conversation, whose history is stored as numbered blocks,
+or a single chunk (a group of one block). A tier holds a prefix of a group's blocks, and eviction
 takes the tail first. The policy is told what happens (`served`, `held`, `used`) and asked what to
 evict (`trims`, `victim`). It never evicts by itself: the tier's ledger, or the simulator, removes
 the blocks and reports what is held afterwards. The live store and the simulator run the same policy

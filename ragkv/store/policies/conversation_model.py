@@ -1,9 +1,9 @@
-"""What policies remember of conversations: which have left, return gaps, and the rates and Q of the
-paper.
+"""Statistics of conversations that policies need: which have left, return gaps, and the rates and Q
+of the T-LRU paper.
 
 In the T-LRU paper's birth-death model a living conversation has turns at rate lambda and dies at
-rate mu. Then an observed return gap has mean 1 / (lambda + mu) and a turn has a successor with
-probability lambda / (lambda + mu); both are read off the turns seen.
+rate mu. Then an observed return gap has mean 1 / (lambda + mu). A turn has a successor with
+probability lambda / (lambda + mu). Both are estimated from the turns seen.
 """
 
 from bisect import bisect_left, bisect_right, insort

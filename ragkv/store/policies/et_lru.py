@@ -1,10 +1,10 @@
-"""Expected T-LRU (T-LRU paper, definition 1 and policy 2): evict the block whose loss costs the
+"""Expected T-LRU (T-LRU paper, definition 1 and policy 2): evicts the block whose loss costs the
 next turns least.
 
 The X-th block of a conversation of length L is worth `lambda pi(idle) P(Q >= X - L + xi)`. This is
-the chance that a turn comes, times the chance that its Q new blocks make that block matter. `pi` is the
-belief that the conversation lives, as printed exp(-mu idle). It decays alike for all, so ranks
-never change and one heap is enough.
+the chance that a turn comes, times the chance that its Q new blocks make that block matter. `pi` is
+the belief that the conversation lives: exp(-mu idle), as printed in the paper. It decays alike for
+all conversations, so ranks never change and one heap is enough.
 
 Blocks of equal P(Q >= q) are one class and are evicted together. All conversations share lambda and
 mu, so lambda cancels.

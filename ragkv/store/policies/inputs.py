@@ -1,4 +1,4 @@
-"""What policies are told: their settings, and the turns of conversations."""
+"""The inputs of policies: their settings, and the sizes of conversations' turns."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

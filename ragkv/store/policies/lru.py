@@ -1,5 +1,5 @@
-"""Least recently used: the CacheBlend paper's policy (section 5.1) and the baseline of all others;
-and the same with a look ahead into the scheduler's queue.
+"""Least recently used, the CacheBlend paper's policy (section 5.1) and the baseline of all others.
+`lookahead` is LRU that also knows the scheduler's queue.
 """
 
 from collections import OrderedDict

@@ -1,9 +1,9 @@
-"""Tail-optimized LRU (T-LRU paper, algorithm 1), and the same with a guard that evicts dead
+"""Tail-optimized LRU (T-LRU paper, algorithm 1), and a variant with a guard that evicts dead
 conversations first.
 
-A turn whose uncached blocks stay within xi meets its latency target, so keeping more than `L + Q^ -
-xi` blocks of a conversation does not shorten the tail: blocks beyond that budget are free. As
-printed, the algorithm frees one block more (`>=`) and may cut below zero; we do neither.
+A turn meets its latency target if at most xi of its blocks are uncached. So keeping more than `L +
+Q^ - xi` blocks of a conversation does not shorten the tail, and blocks beyond that budget are free.
+As printed, the algorithm frees one block more (`>=`) and may cut below zero. We do neither.
 """
 
 from collections import OrderedDict

@@ -1,5 +1,5 @@
-"""LRU that does not keep short conversations: a baseline of the T-LRU paper, and OpenAI's published
-rule.
+"""LRU that does not keep short conversations. It is a baseline of the T-LRU paper, and OpenAI's
+published rule.
 """
 
 from collections.abc import Iterable

@@ -1,5 +1,5 @@
-"""The contract of a tier, a bounded place that holds entries; `lease.py` says how an entry that was
-found there is read.
+"""The contract of a tier, a bounded place that holds entries. `lease.py` reads an entry that a tier
+found.
 
 All methods are thread-safe. A tier drops an entry that turns out to be damaged.
 """

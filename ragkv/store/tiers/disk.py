@@ -1,6 +1,8 @@
-"""The disk tier: one file an entry, with one writing process and any number of reading processes
-(`read_only.py`). The files alone say what is stored (`entry_files.py`). Here they are written,
-evicted and deleted; `disk_reads.py` looks entries up and reads them.
+"""The disk tier: one file an entry, one writing process, and any number of reading processes
+(`read_only.py`).
+
+The files alone say what is stored (`entry_files.py`). This module writes, evicts and deletes them.
+`disk_reads.py` looks entries up and reads them.
 
 A put takes these steps: evict, write and sync the bytes under a temporary name, rename, sync the
 directory, add the entry to the ledger. A kill between two steps leaves either nothing visible or a

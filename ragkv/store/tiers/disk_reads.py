@@ -1,8 +1,8 @@
-"""Reading the disk tier: an entry is looked up, its file is opened, its layers are verified.
+"""Reads the disk tier: looks an entry up, opens its file and verifies its layers.
 
-The identity is checked when a file is opened, and a checksum with every layer that is read; what is
-damaged is found then, and dropped. A file that is unlinked meanwhile stays readable until its lease
-is closed. `disk.py` says how files are written.
+The identity is checked when a file is opened, and a checksum with every layer that is read. A
+damaged entry is dropped. A file that is unlinked meanwhile stays readable until its lease is
+closed. `disk.py` says how files are written.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
-"""What leaves a full tier.
+"""Decides what leaves a full tier.
 
-A policy is asked only when something must go, or if it trims while there is room. A lookup, and an
-entry for which there is room, meet none of this.
+A policy is asked only when something must be evicted, or if it trims while there is room. Lookups
+do not come here, and neither does an entry for which there is room.
 """
 
 from collections.abc import Callable

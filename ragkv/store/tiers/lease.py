@@ -1,7 +1,7 @@
-"""A lease: an entry that a tier found, held for reading.
+"""A lease is an entry that a tier found, held for reading.
 
-A lease of a tier of this machine pins its entry: while the lease is open, the entry is not evicted
-and its bytes are not reused. Identity, token ids and checksums are verified before a lease returns
+A lease of a local tier pins its entry. While the lease is open, the entry is not evicted and its
+bytes are not reused. Identity, token ids and checksums are verified before a lease returns
 anything. If they are wrong, it raises `EntryDamagedError`, the tier drops the entry, and the caller
 treats it as a miss. All methods are thread-safe. Reads release the GIL.
 """

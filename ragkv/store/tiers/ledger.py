@@ -1,9 +1,9 @@
-"""What the tiers of this machine share: a ledger of the items they hold, behind one lock.
+"""The ledger of a local tier: the items that it holds, behind one lock.
 
-The ledger knows how many bytes items take and which are pinned, and the `News` what its policy must
-be told. `eviction.py` makes items leave. All hold metadata only: the tier moves the bytes. Two
-invariants: `used_bytes` is the sum of the held items' sizes and never above the capacity, and a
-pinned item is never evicted.
+The ledger knows how many bytes items take and which are pinned. The `News` hold what its policy
+must be told. `eviction.py` evicts items. All three hold metadata only; the tier moves the bytes.
+There are two invariants. `used_bytes` is the sum of the held items' sizes and never above the
+capacity. A pinned item is never evicted.
 """
 
 import threading

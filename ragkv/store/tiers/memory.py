@@ -1,10 +1,9 @@
-"""The memory tier: entries in host memory, encoded by their codec, bounded by the bytes of their
-tensors.
+"""The memory tier: encoded entries in host memory, bounded by the bytes of their tensors.
 
-Raw entries are served as views, without a copy; other codecs decode into the reader's buffer. If
-CUDA will read the entries, they are page-locked, and copied to the device as they are stored. If
-the tensors given to `put` are compact already, the tier holds those very tensors: entries are
-immutable, so the caller must not write to them afterwards.
+Raw entries are served as views, without a copy. Other codecs decode into the reader's buffer. If
+CUDA will read the entries, they are page-locked, and copied to the device in their stored form. If
+the tensors given to `put` are compact already, the tier holds those very tensors. So the caller
+must not write to them afterwards.
 """
 
 import logging

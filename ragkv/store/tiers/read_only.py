@@ -1,6 +1,6 @@
-"""The disk tier of a process that only reads, next to the one that writes.
+"""The disk tier of a process that only reads, while another process may write.
 
-It needs no ledger and no lock: a file's name is its key, a visible file is complete, and an open
+It needs no ledger and no lock. A file's name is its key, a visible file is complete, and an open
 file stays readable. A file that vanished is a miss. A damaged file is a miss too, and the writer
 drops it.
 """

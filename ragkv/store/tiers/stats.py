@@ -1,4 +1,4 @@
-"""What a tier says of itself, and a store of its tiers."""
+"""Statistics of a tier, and of a store's tiers."""
 
 from dataclasses import dataclass
 from enum import Enum
