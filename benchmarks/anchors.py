@@ -12,7 +12,7 @@ from ragkv.fusion.selectors import Attention, budget, top
 from ragkv.model import PromptKV
 from ragkv.model import Rows as PromptRows
 from ragkv.model.attention import Watch
-from ragkv.model.promptkv import KVRows
+from ragkv.model.promptkv import PromptPart
 from ragkv.model.rows import Pause, Seen
 from ragkv.prompt import Prefill
 
@@ -42,7 +42,7 @@ class Reusing(Given):
         return super().select(candidates, ratio, seed)
 
 
-class OverSome(KVRows):
+class OverSome(PromptPart):
     """Rows of a prompt that attend over some of its positions alone, as if no others were loaded."""
 
     def __init__(self, kv: PromptKV, rows: PromptRows, kept: torch.Tensor) -> None:

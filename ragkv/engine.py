@@ -20,15 +20,15 @@ from .config import EngineConfig
 from .conversations import Conversations, Session, Turn
 from .engine_stats import EngineStats
 from .entries import Entries, WarmReport
-from .errors import RagKVError, UnsupportedError
+from .errors import RagKVError
 from .prompt import (
     AnswerOptions,
     ChunkLike,
     Prefill,
     PrefillOptions,
     Request,
-    Serving,
     SharedModel,
+    StartedAnswer,
     Task,
 )
 from .runtime import Check, Closing, no_check, openmp
@@ -141,10 +141,10 @@ class Engine(Closing):
         yield from self._events(request, session)
 
     def _events(self, request: Request, session: Session | None) -> Iterator[TokenEvent | Answer]:
-        with self._served(request, session) as (turn, serving):
+        with self._started(request, session) as (turn, answer):
             if request.on_prefill is not None:
-                request.on_prefill(serving.prefill)
-            for event in serving.events:
+                request.on_prefill(answer.report)
+            for event in answer.events:
                 if isinstance(event, TokenEvent):  # a complete answer is handed out even later
                     request.work.check()
                 yield event if turn is None else turn.follow(event)
@@ -161,9 +161,8 @@ class Engine(Closing):
         `session` gives the history; it gains no turn. Raises what `stream` raises.
         """
         request = self.intake.prefill_request(question, chunks, options)
-        with self._served(request, session, keep=False) as (_, serving):
-            assert isinstance(serving.prefill, Prefill)
-            return serving.prefill
+        with self._started(request, session, keep=False) as (_, started):
+            return started.prefill
 
     def append(
         self,
@@ -179,27 +178,23 @@ class Engine(Closing):
         Raises what `stream` raises.
         """
         request = self.intake.prefill_request(question, chunks, options, answer)
-        with self._served(request, session) as (turn, serving):
-            prefill = serving.prefill
-            assert isinstance(prefill, Prefill) and turn is not None
+        with self._started(request, session) as (turn, started):
+            prefill = started.prefill
+            assert turn is not None
             notes = turn.end()
             return replace(
                 prefill, reuse=replace(prefill.reuse, notes=(*prefill.reuse.notes, *notes))
             )
 
     @contextmanager
-    def _served(
+    def _started(
         self, request: Request, session: Session | None, *, keep: bool = True
-    ) -> Iterator[tuple[Turn | None, Serving]]:
-        """What every request begins with: wait for the conversation, lay out the prompt, prefill.
+    ) -> Iterator[tuple[Turn | None, StartedAnswer]]:
+        """Begin a request: wait for its conversation, lay out the prompt, compute it.
 
         Without `keep` the session is only read: no turn is added.
         """
         check_kind("session", session, Session, type(None))
-        if not request.max_new_tokens and not self._backend.makes_kv:
-            raise UnsupportedError(
-                "Another server computes this engine's answers, so it makes no KV of prompts."
-            )
         self._backend.check(request)
         with ExitStack() as held:
             held.enter_context(self.scheduler.request())
@@ -214,11 +209,11 @@ class Engine(Closing):
             past = (session.history, session.notes) if session else ()
             prompt = self.intake.prompt(request, *past)
             task = Task(request, prompt, session.session_id if session else "", keeps)
-            serving = held.enter_context(self._backend.serve(task))
+            answer = held.enter_context(self._backend.started(task))
             turn = None
             if session is not None and keeps:
-                turn = held.enter_context(sessions.turn(session, task, serving.prefill))
-            yield turn, serving
+                turn = held.enter_context(sessions.turn(session, task, answer.report))
+            yield turn, answer
 
     def chunk(
         self, content: str | Sequence[int], metadata: Mapping[str, Any] | None = None

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, Unpack
 
 from ragkv.conversations import Session
-from ragkv.prompt import AnswerOptions, ServedPrompt
+from ragkv.prompt import AnswerOptions, PromptReport
 from ragkv.retrieval import Hit
 from ragkv.types import Answer, Chunk, TokenEvent
 
@@ -35,7 +35,7 @@ DEFAULT_MAX_TOKENS = 256
 SAVE_S = 5.0
 TITLE_CHARS = 80
 
-AnswerSteps = Generator[ServedPrompt | TokenEvent | Answer, None, None]
+AnswerSteps = Generator[PromptReport | TokenEvent | Answer, None, None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -115,10 +115,10 @@ class Answering:
 
         The answer comes when its turn is on disk, and the session is free by then.
         """
-        prefills: list[ServedPrompt] = []
+        prefills: list[PromptReport] = []
         answer: Answer | None = None
         tokens = 0
-        options["deadline_s"] = self.context.work.left_s()
+        options["deadline_s"] = self.context.work.remaining_s()
         options["cancel"] = self.context.cancelled
         options["on_prefill"] = prefills.append
         options["title"] = self.title
@@ -183,7 +183,7 @@ def title_from(question: str) -> str:
     return line if len(line) <= TITLE_CHARS else f"{line[: TITLE_CHARS - 1].rstrip()}…"
 
 
-def prefill_fields(made: ServedPrompt | Answer, numbers: Sequence[int | None]) -> dict[str, Any]:
+def prefill_fields(made: PromptReport | Answer, numbers: Sequence[int | None]) -> dict[str, Any]:
     """The fields of a `PrefillReport`. `numbers` are the source numbers of the request's chunks."""
     spans = []
     for span in made.spans:

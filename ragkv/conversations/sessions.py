@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 from ragkv.config import EngineConfig
 from ragkv.errors import InputError, SessionUnavailableError
 from ragkv.model import Adapter
-from ragkv.prompt import ServedPrompt, Task
+from ragkv.prompt import PromptReport, Task
 from ragkv.prompt.history import SessionState
 from ragkv.prompt.template import TemplateRuns
 
@@ -130,11 +130,11 @@ class Sessions:
         return session
 
     @contextmanager
-    def turn(self, session: Session, task: Task, served: ServedPrompt) -> Iterator[Turn]:
+    def turn(self, session: Session, task: Task, report: PromptReport) -> Iterator[Turn]:
         """A turn of `session`, which the caller holds, from its prompt's KV on. One that does not
         end leaves the session as it was.
         """
-        with Turn(self, session, task, served) as turn, self.blocks.used_by(turn):
+        with Turn(self, session, task, report) as turn, self.blocks.used_by(turn):
             turn.begin()
             yield turn
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ragkv.prompt import Prompt, Request, ServedPrompt, Task, TurnKV
+from ragkv.prompt import Prompt, PromptReport, Request, Task, TurnKV
 from ragkv.prompt.history import (
     SAVE_WAIT_S,
     Block,
@@ -40,7 +40,7 @@ class Turn(Closing):
     """A turn of a conversation, which cuts the KV that it makes into blocks."""
 
     def __init__(
-        self, owner: "Sessions", session: Session, task: Task, served: ServedPrompt
+        self, owner: "Sessions", session: Session, task: Task, report: PromptReport
     ) -> None:
         """The session is held, and the prompt's KV is complete. Nothing is saved yet."""
         prompt = task.prompt
@@ -52,7 +52,7 @@ class Turn(Closing):
         self._prompt = prompt
         self._history = prompt.history
         self._parts = _parts(prompt, task.request)
-        self._made = served.turn_kv
+        self._made = report.turn_kv
         self._title = task.request.title
         self._work = task.work
         self._ids = list(prompt.token_ids)

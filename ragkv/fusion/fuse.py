@@ -22,7 +22,7 @@ from functools import partial
 import torch
 
 from ragkv.model import Adapter, PromptKV, Recording, Rows, Watch, sent
-from ragkv.model.promptkv import KVRows
+from ragkv.model.promptkv import PromptPart
 from ragkv.model.rope import RotaryTables
 
 from .device.placing import DevicePlacing
@@ -34,18 +34,18 @@ from .selectors import AskingSelector, CheckingSelector, Selector, StaticSelecto
 
 
 @dataclass(frozen=True, slots=True)
-class LayerRows:
-    """The rows of one prompt in one layer."""
+class LayerInput:
+    """What a layer is given for the rows of one prompt."""
 
     layer: int
-    part: KVRows  # its R rows, and the KV they are written to and attend over
+    part: PromptPart  # its R rows, and the KV they are written to and attend over
     hidden: torch.Tensor  # (1, R, E)
     cos: torch.Tensor  # of the rows' positions, (1, R, rotary dims)
     sin: torch.Tensor
 
-    def last_row(self) -> "LayerRows":
+    def last_row(self) -> "LayerInput":
         """The same with only the last row."""
-        return LayerRows(
+        return LayerInput(
             self.layer,
             self.part.last_row(),
             self.hidden[:, -1:],
@@ -66,10 +66,10 @@ class Fused:
     place_s: float  # rotating stored KV and copying it into place
 
 
-FuseSteps = Generator[LayerRows, torch.Tensor, Fused]  # yields rows, is sent hidden (1, R, E)
+FuseSteps = Generator[LayerInput, torch.Tensor, Fused]  # yields rows, is sent hidden (1, R, E)
 
 
-class RowChoice:
+class TokenChoice:
     """The candidates that a prompt recomputes, chosen before, during or after loading."""
 
     def __init__(self, plan: Plan, selector: Selector, seed: int, layers: int) -> None:
@@ -93,7 +93,8 @@ class RowChoice:
         # A span that is computed as a whole need not be read.
         self.loaded = plan.loaded if self.checks else _not_recomputed(plan, self.first)
         forced = plan.forced.numel()
-        self.rows = forced + max(self.wanted, self.first.numel())  # at most, in a layer
+        # that a layer computes at most
+        self.most_rows = forced + max(self.wanted, self.first.numel())
 
     def kept(self, layer: int, layers: int) -> int | None:
         """How many candidates a checking selector keeps in `layer`; `None`: as before."""
@@ -105,7 +106,7 @@ class RowChoice:
 def fuse(
     adapter: Adapter,
     plan: Plan,
-    choice: RowChoice,
+    choice: TokenChoice,
     reader: LayerReader,
     allocate: Callable[[], PromptKV],
     record: Recording | None = None,
@@ -149,13 +150,13 @@ def fuse(
 
 
 def _asked(
-    choice: RowChoice,
+    choice: TokenChoice,
     selector: AskingSelector,
     plan: Plan,
     asking: "Running",
     placing: "Placing",
     reader: LayerReader,
-) -> Generator[LayerRows, torch.Tensor, torch.Tensor]:
+) -> Generator[LayerInput, torch.Tensor, torch.Tensor]:
     """Pass the rows of the question through the lower layers, which are placed for it; returns the
     positions of the candidates that it attends to most.
     """
@@ -197,11 +198,11 @@ class Running:
 
     def through(
         self, layer: int, watch: Watch | None = None
-    ) -> Generator[LayerRows, torch.Tensor, None]:
+    ) -> Generator[LayerInput, torch.Tensor, None]:
         """Yield the rows for `layer`, and continue with the hidden states that are sent."""
         cos, sin = self._rotation(self.adapter.rope_kind(layer))
-        part = KVRows(self._kv, self.rows, self.adapter.windows, self._record, watch)
-        self.hidden = yield LayerRows(layer, part, self.hidden, cos, sin)
+        part = PromptPart(self._kv, self.rows, self.adapter.windows, self._record, watch)
+        self.hidden = yield LayerInput(layer, part, self.hidden, cos, sin)
         self.by_layer.append(self.rows.positions)
         self.row_layers += len(self.rows)
 

@@ -19,7 +19,7 @@ from ragkv.runtime import Check, no_check
 from ragkv.store import Lease
 
 from .device.staging import StagedReader
-from .fuse import Fused, FuseSteps, LayerRows, RowChoice, fuse
+from .fuse import Fused, FuseSteps, LayerInput, TokenChoice, fuse
 from .pipeline import LayerReader, Readers, Speeds
 from .plan import Plan
 from .selectors import Selector
@@ -48,15 +48,20 @@ class PreparedPrompt:
     """A prompt that is ready for a pass. There it ends with a result or an error."""
 
     def __init__(
-        self, steps: FuseSteps, forced: torch.Tensor, reader: LayerReader, rows: int, check: Check
+        self,
+        steps: FuseSteps,
+        forced: torch.Tensor,
+        reader: LayerReader,
+        most_rows: int,
+        check: Check,
     ) -> None:
-        """`forced` are positions that no selector chose. `rows` is the most that a layer computes.
+        """`forced` are positions that no selector chose. `most_rows` is how many a layer computes at most.
         What `check` raises ends this prompt's part.
         """
         self.steps = steps
         self.forced = forced
         self.reader = reader
-        self.rows = rows
+        self.most_rows = most_rows
         self.check = check
         self.ended: PassResult | Exception | None = None
 
@@ -104,7 +109,7 @@ class Fusor:
         """
         adapter = self.adapter
         layers = adapter.layer_count
-        choice = RowChoice(plan, selector, self.seed, layers)
+        choice = TokenChoice(plan, selector, self.seed, layers)
         allocate = partial(new_kv or adapter.new_kv, plan.token_ids.numel() + headroom)
         leases = [span.lease for span in choice.loaded if span.lease is not None]
         ahead = self.read_ahead_layers
@@ -115,7 +120,7 @@ class Fusor:
         reader = self.reader(leases, ahead)
         steps = fuse(adapter, plan, choice, reader, allocate, record)
         with closing(reader), closing(steps):
-            yield PreparedPrompt(steps, plan.forced, reader, choice.rows, check)
+            yield PreparedPrompt(steps, plan.forced, reader, choice.most_rows, check)
 
     def reader(self, leases: Sequence[Lease], ahead: int) -> LayerReader:
         """Begins to read `ahead` layers of the leases."""
@@ -158,7 +163,7 @@ class _LayerLoop:
         self._adapter = adapter
         self._prompts = prompts
         self._pause = pause
-        self._rows: dict[PreparedPrompt, LayerRows] = {}  # what each gives its next layer
+        self._inputs: dict[PreparedPrompt, LayerInput] = {}  # of the next layer
         self._fused: dict[PreparedPrompt, Fused] = {}  # of those that passed the last layer
         self._others_s = 0.0
 
@@ -168,9 +173,9 @@ class _LayerLoop:
         self._let_others_compute()  # which raises an error if the engine was closed
         for prompt in self._prompts:
             self._advance(prompt, None)
-        while self._rows:
-            layer = min(rows.layer for rows in self._rows.values())
-            together = {p: rows for p, rows in self._rows.items() if rows.layer == layer}
+        while self._inputs:
+            layer = min(rows.layer for rows in self._inputs.values())
+            together = {p: rows for p, rows in self._inputs.items() if rows.layer == layer}
             hidden = self._run_layer(layer, list(together.values()))
             for prompt, own in zip(together, hidden, strict=True):
                 self._advance(prompt, own)
@@ -198,17 +203,17 @@ class _LayerLoop:
 
     def _advance(self, prompt: PreparedPrompt, hidden: torch.Tensor | None) -> None:
         """Send `hidden` to a prompt, and take the rows of its next layer; one that fails leaves."""
-        self._rows.pop(prompt, None)
+        self._inputs.pop(prompt, None)
         try:
             prompt.check()
             # sending None starts the generator
-            self._rows[prompt] = prompt.steps.send(hidden)  # type: ignore[arg-type]
+            self._inputs[prompt] = prompt.steps.send(hidden)  # type: ignore[arg-type]
         except StopIteration as end:
             self._fused[prompt] = end.value
         except Exception as error:
             prompt.ended = error
 
-    def _run_layer(self, layer: int, prompts: Sequence[LayerRows]) -> Sequence[torch.Tensor]:
+    def _run_layer(self, layer: int, prompts: Sequence[LayerInput]) -> Sequence[torch.Tensor]:
         """Run `layer` over the rows of all prompts: hidden (1, R, E) of each.
 
         In the last layer only each prompt's last row needs an output.
@@ -221,7 +226,7 @@ class _LayerLoop:
         hidden = self._adapter.call_layer(layer, *self._joined(prompts))
         return torch.split(hidden, [len(rows.part.rows) for rows in prompts], 1)
 
-    def _joined(self, prompts: Sequence[LayerRows]) -> tuple[torch.Tensor, Rows, LayerPass]:
+    def _joined(self, prompts: Sequence[LayerInput]) -> tuple[torch.Tensor, Rows, LayerPass]:
         """The layer's input: the rows of all prompts, one prompt after another."""
         hidden = _cat([rows.hidden for rows in prompts], 1)
         cos = _cat([rows.cos for rows in prompts], 1)
@@ -232,8 +237,8 @@ class _LayerLoop:
         return hidden, positions, step
 
     def _pause_within(self) -> None:
-        if len(self._rows) == 1:  # No prompt may leave within a layer of several.
-            next(iter(self._rows)).check()
+        if len(self._inputs) == 1:  # No prompt may leave within a layer of several.
+            next(iter(self._inputs)).check()
         self._let_others_compute()
 
     def _let_others_compute(self) -> None:

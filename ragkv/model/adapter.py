@@ -21,10 +21,10 @@ from .device.rotation import rotate_halves
 from .layer_views import CaptureCache, Captured, plain_layers_of
 from .layers import PlainLayer
 from .model_parts import ModelParts
-from .promptkv import KVRows, KVShape, PromptKV
+from .promptkv import KVShape, PromptKV, PromptPart
 from .recording import Recording
 from .rope import RotaryTables
-from .rows import JointPass, LayerPass, Pause, PromptRows, Rows
+from .rows import JointPass, LayerPass, PassPart, Pause, Rows
 
 
 class Adapter(ModelParts):
@@ -156,14 +156,14 @@ class Adapter(ModelParts):
         """Run `layer` over hidden (1, R, E) of `rows`: writes their KV to `kv`, and they attend
         over all of it.
         """
-        part = KVRows(kv, rows, self.windows, record, watch)
+        part = PromptPart(kv, rows, self.windows, record, watch)
         step = self.joint_pass(layer, [part], *tables.of(self.rope_kind(layer), rows))
         return self.call_layer(layer, hidden, rows, step)
 
     def joint_pass(
         self,
         layer: int,
-        parts: Sequence[PromptRows],
+        parts: Sequence[PassPart],
         cos: torch.Tensor,
         sin: torch.Tensor,
         pause: Pause = no_check,

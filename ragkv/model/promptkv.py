@@ -124,7 +124,7 @@ class PromptKV:
         return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
 
 
-class KVRows:
+class PromptPart:
     """Some rows of a prompt: their KV is written to the prompt's, and they attend over all
     of it.
     """
@@ -143,11 +143,11 @@ class KVRows:
         self._record = record
         self._watch = watch
 
-    def last_row(self) -> "KVRows":
+    def last_row(self) -> "PromptPart":
         """The last of the rows alone."""
         if len(self.rows) == 1:
             return self
-        return KVRows(self._kv, self.rows.last, self._windows, self._record, self._watch)
+        return PromptPart(self._kv, self.rows.last, self._windows, self._record, self._watch)
 
     def put(self, layer: int, k_raw: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor) -> Seen:
         """Write what a layer made, each (1, G, R, D), and return keys and values of all positions

@@ -137,7 +137,7 @@ class LayerPass(Cache):
 Seen = tuple[torch.Tensor, torch.Tensor]  # keys and values that rows attend over, each (1, G, S, D)
 
 
-class PromptRows(Protocol):
+class PassPart(Protocol):
     """The rows of one prompt in a pass."""
 
     rows: Rows
@@ -165,7 +165,7 @@ class JointPass(LayerPass):
     def __init__(
         self,
         layer: int,
-        parts: Sequence[PromptRows],
+        parts: Sequence[PassPart],
         rotate: Callable[[torch.Tensor], torch.Tensor],
         pause: Pause = no_check,
     ) -> None:

@@ -4,7 +4,7 @@ The steps are intake, prompt, look-up and plan, prefill, answer.
 """
 
 from .answer import ActiveAnswer, OwnModel
-from .backend import AnswerBackend, AnswerEvents, Serving
+from .backend import NO_PREFILL, AnswerBackend, AnswerEvents, StartedAnswer
 from .citations import cite
 from .intake import MAX_LOGPROBS, Intake
 from .lookup import Lookup
@@ -16,13 +16,14 @@ from .request import (
     ChunkLike,
     Prefill,
     PrefillOptions,
+    PromptReport,
     Request,
-    ServedPrompt,
     TurnKV,
 )
 from .shared_model import SharedModel
 
 __all__ = [
+    "NO_PREFILL",
     "MAX_LOGPROBS",
     "ActiveAnswer",
     "AnswerBackend",
@@ -38,8 +39,8 @@ __all__ = [
     "PrefixBlocks",
     "Prompt",
     "Request",
-    "ServedPrompt",
-    "Serving",
+    "PromptReport",
+    "StartedAnswer",
     "SharedModel",
     "Task",
     "TurnKV",

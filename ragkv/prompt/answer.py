@@ -13,12 +13,12 @@ from ragkv.model.decode.sampling import GREEDY, Sampler, token_logprob
 from ragkv.model.decode.stopping import TextStream, end_tokens
 from ragkv.types import Answer, TokenEvent, TokenLogprob
 
-from .backend import AnswerEvents, Serving
+from .backend import AnswerEvents, StartedAnswer
 from .citations import cite
 from .drafts import Drafts
 from .prefill import Prefiller
 from .prompt import Task
-from .request import Prefill, Request, ServedPrompt
+from .request import Prefill, PromptReport, Request
 from .shared_model import SharedModel
 
 if TYPE_CHECKING:
@@ -30,12 +30,12 @@ class ActiveAnswer:
     and its report.
     """
 
-    def __init__(self, task: Task, served: ServedPrompt, tokenizer: Any | None) -> None:
+    def __init__(self, task: Task, report: PromptReport, tokenizer: Any | None) -> None:
         request = task.request
         self._request = request
         self._most_tokens = task.prompt.answer_tokens
         self._elapsed_s = task.work.elapsed_s
-        self._served = served
+        self._report = report
         self._text = TextStream(tokenizer, request.stop, as_written=request.raw)
         self._logprobs: list[TokenLogprob] = []
         self._first_token_s = 0.0
@@ -76,10 +76,10 @@ class ActiveAnswer:
         if rest := self._text.finish():
             yield TokenEvent(rest, self.tokens[-1])
         self._note_token()  # an answer may have no token
-        served = self._served
+        report = self._report
         assert self.reason is not None
         decode_s = self._elapsed_s() - self._first_token_s
-        timing = replace(served.timing, first_token_s=self._first_token_s, decode_s=decode_s)
+        timing = replace(report.timing, first_token_s=self._first_token_s, decode_s=decode_s)
         if drafts := self.drafts:
             timing = replace(timing, drafted=drafts.proposed, accepted=drafts.accepted)
         yield Answer(
@@ -87,9 +87,9 @@ class ActiveAnswer:
             token_ids=tuple(self.tokens),
             finish_reason=self.reason,
             timing=timing,
-            reuse=served.reuse,
+            reuse=report.reuse,
             citations=cite(self._text.text, self._request.chunks),
-            spans=served.spans,
+            spans=report.spans,
             logprobs=tuple(self._logprobs),
         ).with_notes(*self.notes)
 
@@ -104,13 +104,12 @@ class OwnModel:
     model: SharedModel
     prefiller: Prefiller
     most_drafts: int  # tokens found in the prompt that a step verifies at most
-    makes_kv: bool = True
 
     def check(self, request: Request) -> None:
         """Accept every request: the intake has checked it."""
 
     @contextmanager
-    def serve(self, task: Task) -> Iterator[Serving]:
+    def started(self, task: Task) -> Iterator[StartedAnswer]:
         """Fuse and compute the prompt, then decode."""
         tokens = len(task.prompt.token_ids)
         with self.prefiller.scheduler.admitted(
@@ -118,7 +117,7 @@ class OwnModel:
         ):
             prefill = self.prefiller.prefill(task)
         with closing(self._decode(task, prefill)) as events:
-            yield Serving(prefill, events)
+            yield StartedAnswer(prefill, events)
 
     def _decode(self, task: Task, prefill: Prefill) -> AnswerEvents:
         """The events of a prefilled request's answer: tokens, then the `Answer`."""

@@ -7,32 +7,42 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from ragkv.errors import UnsupportedError
 from ragkv.types import Answer, TokenEvent
 
 from .prompt import Task
-from .request import Request, ServedPrompt
+from .request import Prefill, PromptReport, Request
+
+NO_PREFILL = "Another server computes this engine's answers, so it makes no KV of prompts."
 
 # the tokens of an answer, then the answer
 AnswerEvents = Generator[TokenEvent | Answer, None, None]
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
-    """A prompt that was served, and the answer that follows."""
+class StartedAnswer:
+    """A prompt that was computed, and the answer that follows."""
 
-    prefill: ServedPrompt
+    report: PromptReport  # of the prompt; a `Prefill` if the model here computed it
     events: AnswerEvents
+
+    @property
+    def prefill(self) -> Prefill:
+        """The prompt's KV and logits. Raises `UnsupportedError` if another server has them."""
+        if not isinstance(self.report, Prefill):
+            raise UnsupportedError(NO_PREFILL)
+        return self.report
 
 
 class AnswerBackend(Protocol):
-    """Serves prompts that are laid out. Holds no request's state; any number of threads may call it."""
-
-    makes_kv: bool  # whether a prompt's KV and logits are made here: `serve` gives a `Prefill`
+    """Computes prompts that are laid out, and their answers. Holds no request's state; any number of
+    threads may call it.
+    """
 
     def check(self, request: Request) -> None:
         """Raise `UnsupportedError` for what it cannot do, before any work."""
         ...
 
-    def serve(self, task: Task) -> AbstractContextManager[Serving]:
-        """Wait to be admitted, and serve the prompt; the answer's events follow in the block."""
+    def started(self, task: Task) -> AbstractContextManager[StartedAnswer]:
+        """Wait to be admitted, and compute the prompt; the answer's events follow in the block."""
         ...

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from ragkv.fusion import Plan, Span, SpanKind, SpanState
 from ragkv.model import Adapter
-from ragkv.prompt.history import Block, BlockWriter
+from ragkv.prompt.history import BlockWriter
 from ragkv.scheduling.encoding import BackgroundEncoder
 from ragkv.store import (
     EntryKey,
@@ -23,12 +23,12 @@ from ragkv.store import (
     stored_bytes,
 )
 
-from .planning import paired_with_history, plan_of, wanted
+from .planning import plan_of, wanted
 from .prefix_blocks import PrefixBlocks
 from .prompt import Prompt, Task
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Lookup:
     """Finds the stored KV of prompts. Holds no request's state."""
 
@@ -39,8 +39,8 @@ class Lookup:
     block_writer: BlockWriter  # has those of conversations
     prefix_blocks: PrefixBlocks
     prefix: MemoryLease | None  # the KV of the application's prefix, if it has one
-    # why stored entries are not reused; the first report of a cache miss has it
-    unused_note: str | None = None
+    # why stored entries are not reused; the report of a cache miss has it
+    unused_note: str | None
 
     def plan(
         self, task: Task, damaged: Container[EntryKey], leases: ExitStack, again: bool = False
@@ -55,18 +55,18 @@ class Lookup:
         method = task.request.method
         frequencies = self._frequencies(prompt)
 
-        def found_of(run: Span, block: Block | None) -> Span:
-            lease = self._lease(prompt, run, block, damaged)
+        def found_of(run: Span) -> Span:
+            lease = self._lease(prompt, run, damaged)
             if run.kind is SpanKind.PREFIX or lease is None:
                 return replace(run, lease=lease)
             leases.callback(lease.close)
             return replace(run, lease=self._of_this_model(lease))
 
         runs = wanted(prompt, method, frequencies)
-        found = [found_of(*one) for one in paired_with_history(prompt, runs)]
+        found = [found_of(run) for run in runs]
         missed = _missed_ids(prompt, found)
         if missed and not again and self.background.finish(missed.values(), task.work.check):
-            found = [found_of(run, None) if run.chunk in missed else run for run in found]
+            found = [found_of(run) if run.chunk in missed else run for run in found]
             missed = _missed_ids(prompt, found)
         for ids in missed.values():
             self.background.add(ids)  # now, so that a later deletion cancels it
@@ -83,7 +83,6 @@ class Lookup:
         )
         if plan.missed and self.unused_note is not None:
             plan = replace(plan, notes=(*plan.notes, self.unused_note))
-            self.unused_note = None
         return plan
 
     def hint(self, task: Task) -> PrefetchHint:
@@ -91,10 +90,11 @@ class Lookup:
         prompt = task.prompt
         runs = wanted(prompt, task.request.method, self._frequencies(prompt))
         entries = []
-        for run, block in paired_with_history(prompt, runs):
+        for run in runs:
             if run.state is SpanState.COMPUTED:
                 continue
-            if block is not None:
+            if run.block is not None:
+                block = prompt.blocks[run.block]
                 identity = block.identity(self.block_writer.base)
                 entries.append(
                     self._hinted(identity, block.token_ids, conversation_group(task.session_id))
@@ -111,14 +111,13 @@ class Lookup:
     def _frequencies(self, prompt: Prompt) -> str:
         return self.adapter.rope.frequencies(len(prompt.token_ids))
 
-    def _lease(
-        self, prompt: Prompt, run: Span, block: Block | None, damaged: Container[EntryKey]
-    ) -> Lease | None:
+    def _lease(self, prompt: Prompt, run: Span, damaged: Container[EntryKey]) -> Lease | None:
         """The lease of a run that is stored; `None` if it is not, or is not wanted."""
         if run.state is SpanState.COMPUTED:
             return None
-        if block is not None:
+        if run.block is not None:
             writer = self.block_writer
+            block = prompt.blocks[run.block]
             return None if writer.key(block) in damaged else writer.lease(block)
         if run.chunk is not None:
             ids = prompt.stored_ids[run.chunk]

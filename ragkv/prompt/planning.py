@@ -7,11 +7,10 @@ prompts.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from enum import StrEnum
-from itertools import chain, repeat
 
 import torch
 
@@ -69,14 +68,6 @@ def wanted(prompt: Prompt, method: Method, frequencies: str) -> list[Span]:
     return runs
 
 
-def paired_with_history(
-    prompt: Prompt, runs: Iterable[Span]
-) -> Iterator[tuple[Span, Block | None]]:
-    """Each run with the block of history that it is; `None`: it is none."""
-    prefix = [None] if prompt.prefix else []
-    return zip(runs, chain(prefix, prompt.blocks, repeat(None)), strict=False)
-
-
 def _wanted_past(prompt: Prompt, method: Method, frequencies: str) -> Iterator[Span]:
     """The prefix, the history's blocks, and its tail, which has no stored KV."""
     at = len(prompt.prefix)
@@ -87,9 +78,8 @@ def _wanted_past(prompt: Prompt, method: Method, frequencies: str) -> Iterator[S
         return
     blocks = prompt.history.blocks
     prefix_digest = ids_digest(prompt.prefix)
-    for block, is_exact in zip(
-        blocks, exact_blocks(prompt.prefix, blocks, frequencies), strict=True
-    ):
+    exact = exact_blocks(prompt.prefix, blocks, frequencies)
+    for index, (block, is_exact) in enumerate(zip(blocks, exact, strict=True)):
         why = None
         state = SpanState.EXACT if is_exact else _inexact_state(block, method)
         if method.reuse == "none":
@@ -101,8 +91,10 @@ def _wanted_past(prompt: Prompt, method: Method, frequencies: str) -> Iterator[S
         elif state is SpanState.COMPUTED:
             why = Why.WAS_INEXACT
         state = state if why is None else SpanState.COMPUTED
-        yield Span(SpanKind.HISTORY, at, at + len(block), state, offset=block.start, why=why)
-        at += len(block)
+        stop = at + len(block)
+        offset = block.start
+        yield Span(SpanKind.HISTORY, at, stop, state, block=index, offset=offset, why=why)
+        at = stop
     if tail := prompt.history.tail:
         yield Span(SpanKind.HISTORY, at, at + len(tail), SpanState.COMPUTED)
 
@@ -135,11 +127,10 @@ def plan_of(
     blocks of earlier prompts, from the history's end on. `away` are kinds of storage that do not
     answer.
     """
-    past = [span for span in found if span.kind is SpanKind.HISTORY][: len(prompt.blocks)]
     lost = {
-        index: span.why or Why.LOST
-        for index, span in enumerate(past)
-        if span.lease is None and method.reuse != "none"
+        span.block: span.why or Why.LOST
+        for span in found
+        if span.block is not None and span.lease is None and method.reuse != "none"
     }
     missed = tuple(
         span.chunk
@@ -147,9 +138,9 @@ def plan_of(
         if span.chunk is not None and span.lease is None and span.state is not SpanState.COMPUTED
     )
     spans = list[Span]()
-    for span, block in paired_with_history(prompt, found):
+    for span in found:
         if span.kind is SpanKind.HISTORY:
-            spans.append(_history(span, block, method))
+            spans.append(_history(span, prompt, method))
         elif span.state is SpanState.COMPUTED or span.kind is SpanKind.PREFIX:
             is_missing = span.lease is None
             spans.append(replace(span, state=SpanState.COMPUTED) if is_missing else span)
@@ -164,11 +155,15 @@ def plan_of(
     return Plan.of(torch.tensor(prompt.token_ids), spans, missed, tuple(lost), notes)
 
 
-def _history(span: Span, block: Block | None, method: Method) -> Span:
-    """What becomes of a block, or of the tail, whose block is `None`."""
-    state = SpanState.COMPUTED if span.lease is None else span.state
-    if span.lease is not None and block is not None and state is SpanState.EXACT:
-        state = state if span.lease.info.lossless else _inexact_state(block, method)
+def _history(span: Span, prompt: Prompt, method: Method) -> Span:
+    """What becomes of a block, or of the tail, which has none. What was stored with loss is not
+    exact.
+    """
+    state = span.state
+    if span.block is None or span.lease is None:
+        state = SpanState.COMPUTED
+    elif state is SpanState.EXACT and not span.lease.info.lossless:
+        state = _inexact_state(prompt.blocks[span.block], method)
     if state is SpanState.COMPUTED:
         return Span(SpanKind.HISTORY, span.start, span.stop, state)
     return replace(span, state=state)

@@ -96,7 +96,7 @@ class Prefiller:
                 )
             )
             tries.lookup_s += time.perf_counter() - began
-            rows = inf if tries.alone else prepared.rows
+            rows = inf if tries.alone else prepared.most_rows
             run = partial(self.fusor.run, pause=self.scheduler.between_layers)
             self.scheduler.prefills.run(prepared, rows, task.work, run)
             try:

@@ -1,4 +1,4 @@
-"""A request as values: its options, the checked and tokenized request, and how it was served."""
+"""A request as values: its options, the checked and tokenized request, and its prompt's report."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -36,8 +36,8 @@ class TurnKV:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedPrompt:
-    """The report of a prompt, served by this model or by another server."""
+class PromptReport:
+    """The report of a prompt that this model or another server computed."""
 
     reuse: Reuse
     timing: Timing
@@ -47,7 +47,7 @@ class ServedPrompt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prefill(ServedPrompt):
+class Prefill(PromptReport):
     """A prompt that is ready to decode."""
 
     token_ids: torch.Tensor  # (S,) int64, CPU
@@ -108,7 +108,7 @@ class AnswerOptions(PrefillOptions, total=False):
     logprobs: int | None
     # the form that the answer must have (docs/api.md)
     response_format: ResponseFormat | None
-    on_prefill: Callable[[ServedPrompt], None] | None  # called before the first token
+    on_prefill: Callable[[PromptReport], None] | None  # called before the first token
     # The fields of `ragkv.model.decode.sampling.Sampling`, where each has its range. Greedy unless
     # one of them samples.
     temperature: float | None
@@ -140,4 +140,4 @@ class Request:
     title: str = ""
     grammar: "Grammar | None" = None  # constrains the answer
     sampling: Sampling = GREEDY
-    on_prefill: Callable[[ServedPrompt], None] | None = None
+    on_prefill: Callable[[PromptReport], None] | None = None

@@ -59,7 +59,7 @@ class Work:
         """Seconds since the work began."""
         return time.perf_counter() - self._began
 
-    def left_s(self) -> float | None:
+    def remaining_s(self) -> float | None:
         """Seconds until the deadline, if there is one. Raises what `check` raises."""
         self.check()
         return None if self._deadline_s is None else self._deadline_s - self.elapsed_s()

@@ -166,7 +166,7 @@ def test_the_choice_is_in_the_engines_stats_and_in_the_models_dtype(
         assert engine.stats().dtype_why == "float32, in which the model was given"
 
 
-def test_a_store_made_in_another_dtype_says_once_why_nothing_is_reused(
+def test_a_store_made_in_another_dtype_says_why_nothing_is_reused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = saved(tmp_path / "model", torch.bfloat16)

@@ -7,7 +7,7 @@ from torch.nn import functional
 from ragkv import Engine
 from ragkv.errors import CancelledError
 from ragkv.model import Rows, adapt, attention, layers, rows
-from ragkv.model.promptkv import KVRows
+from ragkv.model.promptkv import PromptPart
 from ragkv.runtime import no_check
 from tests import tiny_models
 from tests.faults import at_each_layer
@@ -65,7 +65,7 @@ def test_a_layer_of_any_form_pauses_between_the_tiles_of_its_mlp(family: str) ->
     with torch.no_grad():
         hidden = adapter.embed(tokens)
         kv = adapter.new_kv(30)
-        part = KVRows(kv, rows, adapter.windows)
+        part = PromptPart(kv, rows, adapter.windows)
         step = adapter.joint_pass(0, [part], *tables.of("", rows), lambda: seen.append(1))
         paused = adapter.call_layer(0, hidden, rows, step)
         whole = adapter.run_layer(0, hidden, rows, adapter.new_kv(30), tables)

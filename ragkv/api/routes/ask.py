@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from ragkv.prompt import ServedPrompt
+from ragkv.prompt import PromptReport
 from ragkv.types import TokenEvent
 
 from .. import answers
@@ -55,7 +55,7 @@ async def ask(body: AskRequest, caller: CallerDep) -> AskResponse | Response:
             options = body.engine_options
             options["max_new_tokens"], options["response_format"] = max_tokens, form
             for event in answering.stream(question, found.chunks, answering.session, **options):
-                if isinstance(event, ServedPrompt):
+                if isinstance(event, PromptReport):
                     report = PrefillReport(**answers.prefill_fields(event, numbers))
                     yield "prompt", report.model_dump()
                 elif isinstance(event, TokenEvent):

@@ -30,7 +30,7 @@ from .copied import call_packed
 ROUTERS = ("gate", "router", "shared_expert_gate")
 WEIGHT_STEPS = 127  # of a weight on each side of zero
 LEAST_SCALE = 1e-30  # A row of zeros has this scale.
-FEW_ROWS = 48  # up to which FBGEMM multiplies faster (docs/research/weights.md)
+FBGEMM_ROWS = 48  # up to which FBGEMM multiplies faster (docs/research/weights.md)
 # Inputs that FBGEMM keeps together; a part of a block takes the memory of a whole one.
 BLOCK = 512
 TRIED_TOKENS = 128  # So many random tokens show the range of each input.
@@ -73,7 +73,7 @@ class Int8Linear(torch.nn.Module):
         # a norm is far slower
         scale = rows.abs().amax(-1, True).clamp_min_(LEAST_SCALE).div_(self._most)
         steps = rows.div_(scale).round_()
-        if self.for_few is not None and len(steps) <= FEW_ROWS:
+        if self.for_few is not None and len(steps) <= FBGEMM_ROWS:
             product = _product_of_few(steps, self._most, self.for_few)
         else:
             product = _product_of_many(

@@ -144,7 +144,7 @@ class Rag(Closing):
         work = Work("", how.get("deadline_s"), how.get("cancel"))
         hits = self.retrieve(question, k, check=work.check, **search)
         if how.get("deadline_s") is not None:
-            how["deadline_s"] = work.left_s()
+            how["deadline_s"] = work.remaining_s()
         return hits
 
     def chunks_of(self, hits: Sequence[Hit]) -> list[Chunk]:

@@ -14,20 +14,21 @@ from ragkv.entries import Entries
 from ragkv.errors import AnswerServerError, UnsupportedError
 from ragkv.model.decode.stopping import end_tokens
 from ragkv.prompt import (
+    NO_PREFILL,
     ActiveAnswer,
     AnswerEvents,
     Prompt,
+    PromptReport,
     Request,
-    ServedPrompt,
-    Serving,
     SharedModel,
+    StartedAnswer,
     Task,
 )
 from ragkv.prompt.history import Part, PartKind
 from ragkv.scheduling import Scheduler
 from ragkv.types import Answer, TokenEvent
 
-from .prompt_report import differences, served_prompt
+from .prompt_report import differences, prompt_report
 from .salts import SECRET_VARIABLE, proof, salted, shared_secret
 from .vllm_server import Step, StepStream, VllmServer
 
@@ -40,8 +41,6 @@ OTHER_TENANT = (
 
 class VllmBackend:
     """Answers of one engine. `VllmBackend.on(server)` is what an engine takes as its backend."""
-
-    makes_kv = False
 
     def __init__(
         self, model: SharedModel, entries: Entries, scheduler: Scheduler, server: VllmServer
@@ -62,6 +61,8 @@ class VllmBackend:
 
     def check(self, request: Request) -> None:
         """Raise `UnsupportedError` for what is not sent to vLLM."""
+        if not request.max_new_tokens:
+            raise UnsupportedError(NO_PREFILL)
         if request.grammar is not None:
             raise UnsupportedError(
                 "Response formats and required tool calls are not offered where vLLM computes "
@@ -74,17 +75,17 @@ class VllmBackend:
             )
 
     @contextmanager
-    def serve(self, task: Task) -> Iterator[Serving]:
+    def started(self, task: Task) -> Iterator[StartedAnswer]:
         """Wait to be admitted, send the prompt, and wait for its first token and its report."""
         with ExitStack() as held:
             # no hint: the connector reads the store itself
             tokens = len(task.prompt.token_ids)
             with self._scheduler.admitted(task.work, tokens):
-                served, stream, first = self._begin(task, held)
-            with closing(self._events(task, served, stream, first)) as events:
-                yield Serving(served, events)
+                report, stream, first = self._begin(task, held)
+            with closing(self._events(task, report, stream, first)) as events:
+                yield StartedAnswer(report, events)
 
-    def _begin(self, task: Task, held: ExitStack) -> tuple[ServedPrompt, StepStream, Step | None]:
+    def _begin(self, task: Task, held: ExitStack) -> tuple[PromptReport, StepStream, Step | None]:
         """Send the prompt; the report, and the stream of tokens with its first step."""
         prompt = task.prompt
         name = uuid.uuid4().hex
@@ -103,17 +104,17 @@ class VllmBackend:
         first = stream.next(check)
         first_token_s = task.work.elapsed_s()
         answer = self._server.report(name, check)
-        served = self._served(task, answer, sent_s, first_token_s)
-        if served.reuse.missed_chunks:
+        report = self._report(task, answer, sent_s, first_token_s)
+        if report.reuse.missed_chunks:
             chunks = [ids for ids, index in prompt.body if index is not None]
             self._entries.warm_soon([ids for ids in chunks if not self._entries.has(ids)])
-        return served, stream, first
+        return report, stream, first
 
     def _events(
-        self, task: Task, served: ServedPrompt, stream: StepStream, step: Step | None
+        self, task: Task, report: PromptReport, stream: StepStream, step: Step | None
     ) -> AnswerEvents:
         """The events of the answer whose first tokens are in `step`."""
-        answer = ActiveAnswer(task, served, self._tokenizer)
+        answer = ActiveAnswer(task, report, self._tokenizer)
         while step is not None:
             yield from self._follow(answer, step)
             if answer.ended:
@@ -140,9 +141,9 @@ class VllmBackend:
             answer.reason = step.finish_reason  # vLLM's context is shorter than the model's
             yield from answer.finish()
 
-    def _served(
+    def _report(
         self, task: Task, answer: Mapping[str, Any], sent_s: float, first_token_s: float
-    ) -> ServedPrompt:
+    ) -> PromptReport:
         """What the connector's answer says of the prompt. Raises `AnswerServerError` if it is not
         of this model.
         """
@@ -150,8 +151,8 @@ class VllmBackend:
             raise self._broken(
                 f"serves another model or has other settings than this server: {', '.join(other)}"
             )
-        report = answer["report"]
-        if report is None:
+        given = answer["report"]
+        if given is None:
             raise self._broken("lost the report of this prompt")
         method = task.request.method
         # else the connector's settings count, and its notes
@@ -159,7 +160,7 @@ class VllmBackend:
         if not self._shares_kv:
             notes += (OTHER_TENANT,)
         try:
-            return served_prompt(task.prompt, report, sent_s, first_token_s, notes)
+            return prompt_report(task.prompt, given, sent_s, first_token_s, notes)
         except (KeyError, TypeError, ValueError) as error:
             raise self._broken(
                 "has a connector of another version of ragkv: its report has another form"

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ragkv.prompt import Prompt, ServedPrompt
+from ragkv.prompt import Prompt, PromptReport
 from ragkv.store import Identity
 from ragkv.types import PromptSpan, Reuse, Timing
 
@@ -19,7 +19,7 @@ Run = tuple[str, int, int, int | None]  # kind, start, stop, and index of the ch
 LEFT = "vLLM computed this prompt"
 
 
-def fused_report(prefill: ServedPrompt, promised: int) -> dict[str, Any]:
+def fused_report(prefill: PromptReport, promised: int) -> dict[str, Any]:
     """The report of a prompt whose first `promised` tokens ragkv made; vLLM computed the others."""
     return {
         "promised_tokens": promised,
@@ -36,7 +36,7 @@ def left_report(why: str = "", missed: Sequence[int] = ()) -> dict[str, Any]:
     where known.
     """
     reuse = Reuse(missed_chunks=len(missed), missed_tokens=sum(missed))
-    report = fused_report(ServedPrompt(reuse=reuse, timing=Timing(), spans=()), 0)
+    report = fused_report(PromptReport(reuse=reuse, timing=Timing(), spans=()), 0)
     return {**report, "notes": [why] if why else [], "why": why or LEFT}
 
 
@@ -59,13 +59,13 @@ def connector_answer(
     return {"report": None if report is None else dict(report), **own}
 
 
-def served_prompt(
+def prompt_report(
     prompt: Prompt,
     report: Mapping[str, Any],
     sent_s: float,
     first_token_s: float,
     notes: Iterable[str] = (),
-) -> ServedPrompt:
+) -> PromptReport:
     """The prompt's report: its tokens are counted once, each as ragkv reused it or as vLLM computed
     it.
 
@@ -94,7 +94,7 @@ def served_prompt(
         for span in report["spans"]
     ]
     spans = tuple(_spans(_runs(prompt), found, report["why"]))
-    return ServedPrompt(reuse=reuse, timing=timing, spans=spans)
+    return PromptReport(reuse=reuse, timing=timing, spans=spans)
 
 
 def _runs(prompt: Prompt) -> Iterator[Run]:

@@ -10,7 +10,7 @@ from ragkv.prompt.history import EMPTY
 from ragkv.store import Identity
 from ragkv.types import PromptSpan, Reuse, Timing
 from ragkv.vllm.front import cached_report, differences, left_report
-from ragkv.vllm.front.prompt_report import served_prompt
+from ragkv.vllm.front.prompt_report import prompt_report
 
 A = (1, 2, 3, 4)
 HEADING = (9,)
@@ -58,7 +58,7 @@ def report(**changes: Any) -> dict[str, Any]:
 
 
 def test_the_counts_sum_to_the_prompt_and_the_spans_to_the_counts() -> None:
-    served = served_prompt(PROMPT, report(), sent_s=0.5, first_token_s=2.0, notes=("o",))
+    served = prompt_report(PROMPT, report(), sent_s=0.5, first_token_s=2.0, notes=("o",))
     reuse = served.reuse
     assert (reuse.exact, reuse.fused, reuse.recomputed, reuse.computed, reuse.tokens) == (
         5,
@@ -88,7 +88,7 @@ def test_the_counts_sum_to_the_prompt_and_the_spans_to_the_counts() -> None:
 
 def test_a_span_that_covers_two_runs_is_cut_between_them() -> None:
     spans = [dataclasses.asdict(PromptSpan("chunk", 4, 5, "fused", (0, 3)))]
-    served = served_prompt(PROMPT, report(spans=spans), 0.0, 1.0)
+    served = prompt_report(PROMPT, report(spans=spans), 0.0, 1.0)
     found = [
         (one.kind, one.start, one.tokens, one.recomputed_at)
         for one in served.spans
@@ -98,7 +98,7 @@ def test_a_span_that_covers_two_runs_is_cut_between_them() -> None:
 
 
 def test_a_prompt_that_vllm_computed_has_the_reason_at_its_chunks() -> None:
-    served = served_prompt(PROMPT, left_report("only 0 of 9", [4, 3]), 0.0, 1.0)
+    served = prompt_report(PROMPT, left_report("only 0 of 9", [4, 3]), 0.0, 1.0)
     reuse = served.reuse
     assert (reuse.computed, reuse.tokens, reuse.compute) == (12, 12, 1.0)
     assert (reuse.missed_chunks, reuse.missed_tokens) == (2, 7)
@@ -107,7 +107,7 @@ def test_a_prompt_that_vllm_computed_has_the_reason_at_its_chunks() -> None:
 
 
 def test_what_vllms_cache_had_is_a_span_and_is_not_computed() -> None:
-    served = served_prompt(PROMPT, cached_report(left_report("why"), 5, "fused"), 0.0, 1.0)
+    served = prompt_report(PROMPT, cached_report(left_report("why"), 5, "fused"), 0.0, 1.0)
     assert (served.reuse.fused, served.reuse.computed, served.reuse.tokens) == (5, 7, 12)
     assert served.reuse.compute == pytest.approx(7 / 12)
     assert [(one.start, one.tokens) for one in served.spans if one.state == "fused"] == [

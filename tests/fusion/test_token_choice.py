@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ragkv.fusion import Candidates, Plan, Span, SpanKind, SpanState, make_selector
-from ragkv.fusion.fuse import RowChoice
+from ragkv.fusion.fuse import TokenChoice
 
 TOKENS = 20
 
@@ -27,5 +27,6 @@ def test_a_selector_without_a_ratio_counts_what_it_recomputes(selector: str, wan
     plan = plan_of()
     assert isinstance(plan.candidates, Candidates) and len(plan.candidates) == TOKENS
     assert (
-        RowChoice(replace(plan, ratio=0.15), make_selector(selector), 0, layers=4).wanted == wanted
+        TokenChoice(replace(plan, ratio=0.15), make_selector(selector), 0, layers=4).wanted
+        == wanted
     )
