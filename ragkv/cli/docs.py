@@ -128,7 +128,7 @@ def _index(home: "Path") -> Iterator["Index"]:
     from ragkv.retrieval import Index
 
     require_index(home)
-    with output.quiet("ragkv.retrieval"), Index(home / "index", read_only=True) as index:
+    with Index(home / "index", read_only=True) as index:
         yield index
 
 

@@ -11,7 +11,6 @@ import typer
 
 from ragkv.errors import InputError
 
-from . import output
 from .options import EngineOptions, require_index, with_engine_options
 from .running_server import KeptServer
 
@@ -38,9 +37,8 @@ def mcp(
     if read_only:
         require_index(options.home)
     elif not (options.home / "index").is_dir():
-        with output.quiet("ragkv.retrieval"):
-            # what the tools add is then where `ragkv ask` looks, too
-            Index(options.home / "index").close()
+        # what the tools add is then where `ragkv ask` looks, too
+        Index(options.home / "index").close()
     server = KeptServer(options.home, options.model, options.settings, IDLE_S)
     corpus = ServedCorpus(lambda *call: run_in_thread(lambda _: server.send(*call)))
     build_server(lambda _: corpus, read_only=read_only).run("stdio")

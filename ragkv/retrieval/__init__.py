@@ -8,13 +8,13 @@
 Without any extra it retrieves by BM25. Dense retrieval needs `ragkv[dense]` and an embedder.
 """
 
-from .database import Database, index_bytes, look_into, state_of
 from .documents.formats import LOADERS
 from .documents.loaders import load_bytes
 from .documents.reading import ParseLimits
 from .embedders import Embedder, SentenceTransformerEmbedder, one_vector, resolve_embedder
 from .filters import Where
 from .index import Index
+from .index_folder import index_bytes, index_state, look_into
 from .ingested import (
     Document,
     DocumentSummary,
@@ -29,7 +29,6 @@ from .splitter import Splitter
 __all__ = [
     "LOADERS",
     "RETRIEVERS",
-    "Database",
     "Document",
     "DocumentSummary",
     "Embedder",
@@ -45,9 +44,9 @@ __all__ = [
     "Splitter",
     "Where",
     "index_bytes",
+    "index_state",
     "load_bytes",
     "look_into",
     "one_vector",
     "resolve_embedder",
-    "state_of",
 ]

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
 from ragkv.runtime import Check, FairLock, no_check
 
 from .bert import Bert, can_read
-from .ingested import Vectors
+
+Vectors = npt.NDArray[np.float32]
 
 # A processor computes batches of more than `CPU_BATCH` windows hardly faster, and a query would
 # wait longer for one.

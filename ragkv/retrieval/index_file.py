@@ -1,30 +1,23 @@
-"""The open file of an index: one connection behind one lock, and what a search reads by it.
+"""The open file of an index: one connection behind one lock, and transactions.
 
 `index_schema.py` makes and opens the file. All that a search reads is of one state
-(`IndexFile.reading`). The index knows no models, tokenizers or KV.
+(`IndexFile.reading`).
 """
 
 import json
+import secrets
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from ragkv.errors import StoreError, StoreReadOnlyError
 from ragkv.runtime import Check, Closing, acquired, no_check, stop_of
-
-from .filters import EVERYTHING, Condition
-from .index_errors import told
-from .ingested import TextNumbers, Vectors
-from .passages import Passage, with_place
 
 # SQLite asks every `STEPS` of its machine whether to go on: about every millisecond.
 STEPS = 2000
-PASSAGE = """SELECT text_number, passages.id, document_id, text, span_start, span_end, page, section
-    FROM passages JOIN texts ON number = text_number"""
 IN_USE = "EXISTS (SELECT 1 FROM passages WHERE text_number = number)"
 
 
@@ -42,7 +35,13 @@ class IndexFile(Closing):
             self._connection = sqlite3.connect(
                 uri, uri=True, timeout=30, isolation_level=None, check_same_thread=False
             )
-            self._connection.executescript("PRAGMA secure_delete = ON; PRAGMA cache_spill = OFF;")
+            try:
+                self._connection.executescript(
+                    "PRAGMA secure_delete = ON; PRAGMA cache_spill = OFF;"
+                )
+            except BaseException:
+                self._connection.close()
+                raise
             self._connection.set_progress_handler(self._must_stop, STEPS)
 
     @contextmanager
@@ -58,7 +57,7 @@ class IndexFile(Closing):
                 self._stopped = None
                 if stopped is not None:
                     raise stopped from None
-                raise told(error, self.directory) from error
+                raise _told(error, self.directory) from error
 
     @contextmanager
     def reading(self, check: Check = no_check) -> Iterator[None]:
@@ -106,6 +105,14 @@ class IndexFile(Closing):
         value: str | None = self.value("SELECT value FROM facts WHERE name = ?", name)
         return value
 
+    def put_fact(self, name: str, value: str) -> None:
+        """Records a fact about the index."""
+        self.rows("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+    def put_revision(self) -> None:
+        """Names the current state of texts and vectors."""
+        self.put_fact("revision", secrets.token_hex(8))
+
     def close(self) -> None:
         """Closes the connection. Closing twice is harmless."""
         with self._lock:
@@ -130,91 +137,20 @@ class IndexFile(Closing):
         return False
 
 
-class IndexReads:
-    """What a search reads of an index, with the vectors in memory. Thread-safe."""
-
-    def __init__(self, file: IndexFile) -> None:
-        self._file = file
-        self._vectors: tuple[str, TextNumbers, Vectors] | None = None  # of a revision
-
-    def rank_by_terms(
-        self, wanted: Iterable[str], k: int, where: Condition
-    ) -> list[tuple[int, float]]:
-        """Number and BM25 score of the best `k` texts with one of the terms; equal scores by
-        ascending number.
-        """
-        # Quoted words are terms, whatever else they mean in SQLite's query language; `rank` is a
-        # negative score.
-        match = " OR ".join(f'"{term}"' for term in dict.fromkeys(wanted))
-        sql = f"""SELECT rowid, -rank FROM terms WHERE terms MATCH ?
-            AND EXISTS (SELECT 1 FROM passages WHERE text_number = terms.rowid AND {where.sql})
-            ORDER BY rank, rowid LIMIT ?"""
-        return self._file.rows(sql, [match, *where.parameters, k]) if match else []
-
-    @property
-    def held_bytes(self) -> int:
-        """What `vectors` keeps in memory."""
-        held = self._vectors
-        return 0 if held is None else held[1].nbytes + held[2].nbytes
-
-    def vectors(self) -> tuple[TextNumbers, Vectors]:
-        """The rows (N,), (N, D) of every text in use that has vectors. Kept in memory until the
-        revision changes.
-        """
-        with self._file.locked():
-            revision = self._file.fact("revision") or ""
-            if self._vectors is None or self._vectors[0] != revision:
-                dimension = int(self._file.fact("dimension") or 1)
-                sql = (
-                    f"SELECT number, vectors FROM texts WHERE vectors IS NOT NULL AND {IN_USE} "
-                    "ORDER BY number"
-                )
-                rows = self._file.rows(sql)
-                joined = b"".join(row[1] for row in rows)
-                vectors = (
-                    np.frombuffer(joined, dtype="<f4")
-                    .astype(np.float32, copy=False)
-                    .reshape(-1, dimension)
-                )
-                counts = [len(row[1]) // (4 * dimension) for row in rows]
-                self._vectors = (
-                    revision,
-                    np.repeat(np.array([row[0] for row in rows], dtype=np.int64), counts),
-                    vectors,
-                )
-            return self._vectors[1:]
-
-    def forget_vectors(self) -> None:
-        """Frees their memory."""
-        self._vectors = None
-
-    def text_numbers(self, where: Condition = EVERYTHING) -> list[int]:
-        """The texts that have a passage which meets `where`, ascending."""
-        sql = f"SELECT DISTINCT text_number FROM passages WHERE {where.sql} ORDER BY text_number"
-        return [row[0] for row in self._file.rows(sql, where.parameters)]
-
-    def first_passages(self, numbers: Sequence[int], where: Condition) -> dict[int, Passage]:
-        """The first passage of each text that meets `where`; texts without one are left out. Others
-        are not read.
-        """
-        sql = f"""{PASSAGE} WHERE place IN (SELECT min(place) FROM passages
-            WHERE text_number IN (SELECT value FROM json_each(?)) AND {where.sql} GROUP BY text_number)"""
-        return dict(self.passages(self._file.rows(sql, [as_json(numbers), *where.parameters])))
-
-    def passages(self, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[int, Passage]]:
-        """Text number and passage of rows of `PASSAGE`. Passages of one document share its source
-        and metadata.
-        """
-        sql = (
-            "SELECT id, source, metadata FROM documents WHERE id IN (SELECT value FROM "
-            "json_each(?))"
+def _told(error: sqlite3.Error, directory: Path | None) -> StoreError:
+    """The error that a caller gets, of the index in `directory`."""
+    why = str(error)
+    if "readonly" in why:
+        return StoreReadOnlyError(f"The index at {directory} cannot be written: {why}.")
+    if "disk is full" in why:
+        hint = "Free some space: the index is as it was before."
+    elif "not a database" in why or "malformed" in why:
+        hint = "The file is damaged: delete the directory and ingest again."
+    else:
+        hint = (
+            "Check that the directory can be read and written, and that no other process locks it."
         )
-        documents = self._file.rows(sql, (as_json(list({row[2] for row in rows})),))
-        shared = {name: (source, json.loads(metadata)) for name, source, metadata in documents}
-        for number, passage_id, document_id, text, start, end, page, section in rows:
-            source, metadata = shared[document_id]
-            place = ((start, end), source, with_place(metadata, page, section), page, section)
-            yield number, Passage(passage_id, document_id, text, *place)
+    return StoreError(f"The index at {directory} failed: {why}. {hint}")
 
 
 def as_json(value: Any) -> str:

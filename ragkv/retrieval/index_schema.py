@@ -1,21 +1,19 @@
-"""The index on disk: one SQLite file with documents, passages, vectors and terms. Nothing in it is
-pickled. Here it is made and opened; `index_file.py` has it when it is open.
+"""The SQLite file of an index is made and opened here; `index_file.py` has it when it is open.
 
-It uses a rollback journal, not a write-ahead log: one file, readable from a read-only directory,
-and in its old state after a kill. Deleted text is overwritten (`secure_delete`), its terms leave
-the full-text table, and the file shrinks. What is stored is linear in what was given: source and
-metadata once for a document, one row for a text.
+The file holds documents, passages, vectors and terms. Nothing in it is pickled. It uses a rollback
+journal, not a write-ahead log: one file, readable from a read-only directory, and in its old state
+after a kill. Deleted text is overwritten (`secure_delete`), its terms leave the full-text table, and
+the file shrinks. What is stored is linear in what was given: source and metadata once for a
+document, one row for a text.
 """
 
 from contextlib import suppress
 from pathlib import Path
 
-from ragkv.errors import ConfigError, StoreError
+from ragkv.errors import StoreError
 from ragkv.runtime import create_private, make_private_folder
 
-from .embedders import Embedder
 from .index_file import IndexFile
-from .index_writes import IndexWrites
 
 # A higher `FORMAT` refuses the files of earlier versions.
 FORMAT = "3"
@@ -41,32 +39,18 @@ class NoIndexError(StoreError):
     """There is no index here, or one that is being made and has no tables yet."""
 
 
-def open_file(
-    directory: Path | None, read_only: bool = False, embedder: Embedder | None = None
-) -> IndexFile:
-    """Opens or creates the file in `directory`; `None`: in memory. Raises `ConfigError` if it holds
-    vectors of another embedder than the one given.
+def open_file(directory: Path | None, read_only: bool = False) -> IndexFile:
+    """Opens the file in `directory`, which is made if it is not there; `None`: in memory. Raises
+    `NoIndexError` if there is none to read.
     """
     try:
-        file = _opened(directory, read_only)
+        return _opened(directory, read_only)
     except StoreError:
         if directory is None or not read_only or not (directory / f"{FILE}-journal").exists():
             raise
-        # only a writer can undo a transaction in which a process was killed
-        _opened(directory, read_only=False).close()
-        file = _opened(directory, read_only)
-    recorded = file.fact("embedder_id")
-    if embedder is not None and recorded not in (None, embedder.id):
-        name = file.fact("embedder_name")
-        dimension = file.fact("dimension")
-        file.close()
-        raise ConfigError(
-            f"The index at {directory} holds vectors of {name} ({dimension} dimensions, "
-            f"{recorded}), "
-            f"not of {embedder.name} ({embedder.id}). "
-            "Open it with that embedder, or ingest into a new directory."
-        )
-    return file
+    # only a writer can undo a transaction in which a process was killed
+    _opened(directory, read_only=False).close()
+    return _opened(directory, read_only)
 
 
 def _opened(directory: Path | None, read_only: bool) -> IndexFile:
@@ -118,9 +102,8 @@ def _create_tables(file: IndexFile) -> None:
         if not _has_tables(file):  # another process may have created them
             for statement in SCHEMA.split(";"):
                 file.rows(statement)
-            writes = IndexWrites(file)
-            writes.put_fact("format", FORMAT)
-            writes.put_revision()
+            file.put_fact("format", FORMAT)
+            file.put_revision()
 
 
 def _has_tables(file: IndexFile) -> bool:

@@ -1,13 +1,13 @@
 """How the rows of an index change. Only a writer calls this, inside a transaction (`ingestion.py`)."""
 
-import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
+from .embedders import Vectors
 from .index_file import IN_USE, IndexFile, as_json
-from .ingested import Document, FileRecord, Vectors, digest
+from .ingested import Document, FileRecord, digest
 from .passages import Passage
 from .retrievers import terms
 
@@ -17,14 +17,6 @@ class IndexWrites:
     """Writes and deletes rows of an open file."""
 
     file: IndexFile
-
-    def put_fact(self, name: str, value: str) -> None:
-        """Records a fact about the index."""
-        self.file.rows("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
-
-    def put_revision(self) -> None:
-        """Names the current state of texts and vectors."""
-        self.put_fact("revision", secrets.token_hex(8))
 
     def without_vectors(self, texts: Iterable[str]) -> list[str]:
         """Those of `texts` that have no vectors, then all others in use that have none."""

@@ -1,14 +1,10 @@
-"""What is ingested and listed: documents, the files that they came from, vectors and
-reports."""
+"""What is ingested and listed: documents, the files that they came from, and reports."""
 
 import hashlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
 
 from ragkv.errors import DocumentError
 from ragkv.runtime.arguments import check_kind
@@ -18,8 +14,6 @@ from .passages import Metadata, Passage
 
 # A NUL in JSON: it stands after an even number of backslashes.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
-TextNumbers = npt.NDArray[np.int64]  # numbers of distinct texts in the database
-Vectors = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

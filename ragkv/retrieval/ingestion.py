@@ -8,10 +8,12 @@ as the first of them has it, and stays while one of the documents does.
 A caller that stores KV of passages deletes that of `IngestReport.forgotten_passages`.
 """
 
+import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -20,13 +22,14 @@ from ragkv.errors import InputError, ModelError, StoreLockedError, StoreReadOnly
 from ragkv.runtime import Check, acquired, no_check
 from ragkv.runtime.arguments import check_kind
 
-from .database import Database
 from .embedders import Embedder
-from .index_file import IndexFile
 from .index_writes import IndexWrites
 from .ingested import Document, FileRecord, IngestReport
 from .passages import Passage
 from .splitter import Splitter
+
+if TYPE_CHECKING:
+    from .index import Index
 
 # The vectors of `EMBED_BATCH` texts are committed together.
 EMBED_BATCH = 64
@@ -54,11 +57,10 @@ class _Plan:
 
 @dataclass(eq=False)
 class Ingestion:
-    """What puts documents into a database, and deletes them. Thread-safe."""
+    """What changes an index. Thread-safe."""
 
-    file: IndexFile
-    database: Database  # in that file
-    writes: IndexWrites  # to that file
+    index: "Index"
+    writes: IndexWrites  # to the file of the index
     splitter: Splitter | None  # needed to ingest
     embedder: Embedder | None
     before_write: Callable[[], None]  # called before documents are written
@@ -97,11 +99,11 @@ class Ingestion:
             embedded = self._embed(texts, progress, check) if embed else 0
             if plan.writes:
                 self.before_write()
-            with self.file.transaction(check):
+            with self.index.file.transaction(check):
                 old = [
                     passage
                     for name in [*plan.changed, *gone]
-                    for passage in self.database.passages(name)
+                    for passage in self.index.passages(name)
                 ]
                 for write in plan.writes:
                     self.writes.put_document(*write)
@@ -111,7 +113,7 @@ class Ingestion:
                 removed = tuple(passage for passage in old if passage.id not in kept)
                 forgotten = self._forget(gone, removed, on_forget)
                 if plan.writes or gone or embedded:
-                    self.writes.put_revision()
+                    self.index.file.put_revision()
         added = tuple(plan.added)
         changed = tuple(plan.changed)
         unchanged = tuple(plan.unchanged)
@@ -124,8 +126,8 @@ class Ingestion:
         with self._writer(check):
             embedded = self._embed((), progress, check)
             if embedded:
-                with self.file.transaction(check):
-                    self.writes.put_revision()
+                with self.index.file.transaction(check):
+                    self.index.file.put_revision()
         return embedded
 
     def delete(
@@ -141,29 +143,41 @@ class Ingestion:
         wanted = (
             [document_ids] if isinstance(document_ids, str) else list(dict.fromkeys(document_ids))
         )
-        with self._writer(check), self.file.transaction(check):
-            here = self.database.document_hashes(wanted)
+        with self._writer(check), self.index.file.transaction(check):
+            here = self.index.document_hashes(wanted)
             there = tuple(name for name in wanted if name in here)
-            passages = tuple(passage for name in there for passage in self.database.passages(name))
+            passages = tuple(passage for name in there for passage in self.index.passages(name))
             forgotten = self._forget(there, passages, on_forget)
             if there:
-                self.writes.put_revision()
+                self.index.file.put_revision()
         return IngestReport(deleted=there, removed_passages=passages, forgotten_passages=forgotten)
+
+    def file_record(self, path: str) -> FileRecord | None:
+        """What is known of a file that was ingested, by its absolute path."""
+        rows = self.index.file.rows("SELECT * FROM files WHERE path = ?", (path,))
+        if not rows:
+            return None
+        path, size, mtime_ns, found, method, documents = rows[0]
+        return FileRecord(path, size, mtime_ns, found, method, json.loads(documents))
+
+    def file_digests(self) -> dict[str, str]:
+        """The absolute paths of the files that were ingested, sorted, and the digests of their bytes."""
+        return dict(self.index.file.rows("SELECT path, digest FROM files ORDER BY path"))
 
     def put_file(self, record: FileRecord) -> None:
         """Replaces what is known of a file whose documents stay as they are."""
-        with self._writer(), self.file.transaction():
+        with self._writer(), self.index.file.transaction():
             self.writes.put_file(record)
 
     def delete_file(self, path: str) -> IngestReport:
         """Deletes what came from a file: its documents, unless they were replaced since, and its
         record.
         """
-        record = self.database.file_record(path)
+        record = self.file_record(path)
         if record is None:
             return IngestReport()
         removal = self.delete(self._unreplaced(record))
-        with self._writer(), self.file.transaction():
+        with self._writer(), self.index.file.transaction():
             self.writes.delete_file(path)
         return removal
 
@@ -174,19 +188,19 @@ class Ingestion:
         """Admits one writer at a time: other threads wait, another process gets
         `StoreLockedError`.
         """
-        if self.file.read_only:
+        if self.index.file.read_only:
             raise StoreReadOnlyError(
-                f"The index at {self.file.directory} was opened read-only. Open it for writing."
+                f"The index at {self.index.file.directory} was opened read-only. Open it for writing."
             )
         with acquired(self._writing, check):
-            if self.file.directory is None:
+            if self.index.file.directory is None:
                 yield
                 return
             try:
-                lock = FileLock(self.file.directory / "writer.lock", timeout=0).acquire()
+                lock = FileLock(self.index.file.directory / "writer.lock", timeout=0).acquire()
             except Timeout as error:
                 message = (
-                    f"Another process is writing to the index at {self.file.directory}. Try "
+                    f"Another process is writing to the index at {self.index.file.directory}. Try "
                     "again when it is done."
                 )
                 raise StoreLockedError(message) from error
@@ -213,7 +227,7 @@ class Ingestion:
                     )
                 continue
             plan.hashes[document.id] = content_hash
-            stored = self.database.document_hashes([document.id]).get(document.id)
+            stored = self.index.document_hashes([document.id]).get(document.id)
             if stored == content_hash:
                 plan.unchanged.append(document.id)
                 continue
@@ -224,7 +238,7 @@ class Ingestion:
 
     def _vanished(self, file: FileRecord, plan: _Plan) -> list[str]:
         """The documents that the file held before and does not hold any more."""
-        before = self.database.file_record(file.path)
+        before = self.file_record(file.path)
         return (
             [name for name in self._unreplaced(before) if name not in plan.hashes]
             if before is not None
@@ -233,7 +247,7 @@ class Ingestion:
 
     def _unreplaced(self, record: FileRecord) -> list[str]:
         """The documents of a file that are here as the file had them."""
-        here = self.database.document_hashes(record.documents)
+        here = self.index.document_hashes(record.documents)
         return [
             name
             for name, content_hash in record.documents.items()
@@ -259,10 +273,10 @@ class Ingestion:
                 raise ModelError(
                     f"Embedder {embedder.name} gave vectors of a wrong shape, or not finite ones."
                 )
-            with self.file.transaction(check):
-                self.writes.put_fact("embedder_id", embedder.id)
-                self.writes.put_fact("embedder_name", embedder.name)
-                self.writes.put_fact("dimension", str(embedder.dimension))
+            with self.index.file.transaction(check):
+                self.index.file.put_fact("embedder_id", embedder.id)
+                self.index.file.put_fact("embedder_name", embedder.name)
+                self.index.file.put_fact("dimension", str(embedder.dimension))
                 self.writes.put_vectors(batch, vectors)
         if progress is not None and todo:
             progress(len(todo), len(todo))
@@ -276,7 +290,7 @@ class Ingestion:
         """
         for name in gone:
             self.writes.delete_document(name)
-        held = self.database.held(passage.text for passage in removed)
+        held = self.index.held(passage.text for passage in removed)
         forgotten = tuple(passage for passage in removed if passage.text not in held)
         self.writes.delete_unused_texts()
         if on_forget is not None:

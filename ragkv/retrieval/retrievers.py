@@ -1,25 +1,28 @@
 """Retrievers rank the distinct texts of an index for a query; each is chosen by its name in
 `RETRIEVERS`.
 
-A retriever is one ranking, or several fused by rank. A ranking reads the database in the state in
-which the caller's `reading()` holds it, and returns the numbers of texts; it knows neither passages
-nor documents.
+A retriever is one ranking, or several fused by rank. A ranking reads the texts in the state in which
+the caller's `IndexFile.reading` holds them, and returns their numbers; it knows no documents.
 """
 
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ragkv.errors import MissingExtraError
 from ragkv.runtime.words import Word, words
 
+from .embedders import Vectors
 from .filters import EVERYTHING, Condition
-from .index_file import IndexReads
-from .ingested import Vectors
+from .index_file import IN_USE, IndexFile, as_json
+
+TextNumbers = npt.NDArray[np.int64]  # numbers of distinct texts in the index
 
 # K in the paper of reciprocal-rank fusion.
 RRF_CONSTANT = 60
@@ -42,22 +45,85 @@ class Query(NamedTuple):
 class ScoredText(NamedTuple):
     """A text and its score."""
 
-    number: int  # of the text, in the database
+    number: int  # of the text, in the index
     score: float  # higher is better; comparable within one search only
 
 
+@dataclass(eq=False, slots=True)
+class IndexTexts:
+    """The distinct texts of an index as rankings read them, with their vectors in memory.
+    Thread-safe.
+    """
+
+    file: IndexFile
+    # of a revision
+    _vectors: tuple[str, TextNumbers, Vectors] | None = field(default=None, init=False)
+
+    @property
+    def held_bytes(self) -> int:
+        """What `vectors` keeps in memory."""
+        held = self._vectors
+        return 0 if held is None else held[1].nbytes + held[2].nbytes
+
+    def numbers(self, where: Condition = EVERYTHING) -> list[int]:
+        """The texts that have a passage which meets `where`, ascending."""
+        sql = f"SELECT DISTINCT text_number FROM passages WHERE {where.sql} ORDER BY text_number"
+        return [row[0] for row in self.file.rows(sql, where.parameters)]
+
+    def by_number(self, numbers: Sequence[int]) -> dict[int, str]:
+        """The texts of these numbers, in order; unknown numbers are left out."""
+        sql = (
+            "SELECT number, text FROM texts WHERE number IN (SELECT value FROM json_each(?)) "
+            "ORDER BY number"
+        )
+        return dict(self.file.rows(sql, (as_json(list(numbers)),)))
+
+    def vectors(self) -> tuple[TextNumbers, Vectors]:
+        """The rows (N,), (N, D) of every text in use that has vectors. Kept in memory until the
+        revision changes.
+        """
+        with self.file.locked():
+            revision = self.file.fact("revision") or ""
+            if self._vectors is None or self._vectors[0] != revision:
+                self._vectors = (revision, *self._read_vectors())
+            return self._vectors[1:]
+
+    def _read_vectors(self) -> tuple[TextNumbers, Vectors]:
+        dimension = int(self.file.fact("dimension") or 1)
+        rows = self.file.rows(
+            f"SELECT number, vectors FROM texts WHERE vectors IS NOT NULL AND {IN_USE} "
+            "ORDER BY number"
+        )
+        stored = np.frombuffer(b"".join(row[1] for row in rows), dtype="<f4")
+        vectors = stored.astype(np.float32, copy=False).reshape(-1, dimension)
+        windows = [len(row[1]) // (4 * dimension) for row in rows]
+        return np.repeat(np.array([row[0] for row in rows], dtype=np.int64), windows), vectors
+
+    def forget_vectors(self) -> None:
+        """Frees their memory."""
+        self._vectors = None
+
+
 # the best texts first; the number is a limit
-Ranking = Callable[[IndexReads, Query, int], Sequence[ScoredText]]
+Ranking = Callable[[IndexTexts, Query, int], Sequence[ScoredText]]
 
 
-def bm25(file: IndexReads, query: Query, k: int) -> list[ScoredText]:
+def bm25(texts: IndexTexts, query: Query, k: int) -> list[ScoredText]:
     """Okapi BM25 by SQLite's full-text table. Needs no model, finds names and numbers.
 
     A text that shares no term with the query is not found. A filter does not change the weights of
-    the terms, which are those of the whole index.
+    the terms, which are those of the whole index. Equal scores are by ascending number.
     """
     wanted = list(dict.fromkeys(terms(query.text)))[:QUERY_TERMS]
-    return [ScoredText(*row) for row in file.rank_by_terms(wanted, k, query.where)]
+    if not wanted:
+        return []
+    # Quoted words are terms, whatever else they mean in SQLite's query language; `rank` is a
+    # negative score.
+    match = " OR ".join(f'"{term}"' for term in wanted)
+    sql = f"""SELECT rowid, -rank FROM terms WHERE terms MATCH ?
+        AND EXISTS (SELECT 1 FROM passages WHERE text_number = terms.rowid AND {query.where.sql})
+        ORDER BY rank, rowid LIMIT ?"""
+    return [ScoredText(*row) for row in texts.file.rows(sql, [match, *query.where.parameters, k])]
 
 
 def terms(text: str) -> list[str]:
@@ -76,7 +142,7 @@ def terms(text: str) -> list[str]:
     return found
 
 
-def dense(file: IndexReads, query: Query, k: int) -> list[ScoredText]:
+def dense(texts: IndexTexts, query: Query, k: int) -> list[ScoredText]:
     """The nearest vectors by inner product (cosine, as vectors have length 1), by faiss. Finds
     paraphrases.
 
@@ -85,9 +151,9 @@ def dense(file: IndexReads, query: Query, k: int) -> list[ScoredText]:
     `MissingExtraError` without faiss.
     """
     assert query.vector is not None
-    numbers, vectors = file.vectors()  # (N,), (N, D)
+    numbers, vectors = texts.vectors()  # (N,), (N, D)
     if query.where is not EVERYTHING:
-        chosen = np.isin(numbers, file.text_numbers(query.where))
+        chosen = np.isin(numbers, texts.numbers(query.where))
         numbers = numbers[chosen]
         vectors = vectors[chosen]
     if not len(numbers):
@@ -119,14 +185,14 @@ RETRIEVERS: dict[str, tuple[Ranking, ...]] = {
 
 
 def rank(
-    file: IndexReads, rankings: Sequence[Ranking], query: Query, k: int
+    texts: IndexTexts, rankings: Sequence[Ranking], query: Query, k: int
 ) -> Sequence[ScoredText]:
     """The best `k` texts or fewer by one ranking, or by the fusion of several; equal scores by
     ascending number.
     """
     if len(rankings) == 1:
-        return rankings[0](file, query, k)
-    return fuse(ranking(file, query, max(k, FUSED_DEPTH)) for ranking in rankings)[:k]
+        return rankings[0](texts, query, k)
+    return fuse(ranking(texts, query, max(k, FUSED_DEPTH)) for ranking in rankings)[:k]
 
 
 def fuse(rankings: Iterable[Sequence[ScoredText]]) -> list[ScoredText]:

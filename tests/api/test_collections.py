@@ -166,7 +166,7 @@ def test_open_collections_keep_few_bytes_of_vectors_together(
     pool = service_of(client.app).tenants._collections
 
     def held() -> int:
-        return sum(rag.index.reads.held_bytes for rag in pool.opened().values())
+        return sum(rag.index.texts.held_bytes for rag in pool.opened().values())
 
     def search(name: str) -> None:
         found = client.post(f"/v1/collections/{name}/search", json={"query": "mill"})

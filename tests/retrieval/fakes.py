@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ragkv.retrieval import Embedder, Splitter
-from ragkv.retrieval.ingested import Vectors
+from ragkv.retrieval.embedders import Vectors
 from ragkv.runtime import Check, no_check
 
 

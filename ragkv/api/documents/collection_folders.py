@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ragkv.retrieval import index_bytes, look_into, state_of
+from ragkv.retrieval import index_bytes, index_state, look_into
 from ragkv.runtime import DAMAGED, make_private_folder, replace_file, sync
 
 from ..bodies import resources as schemas
@@ -153,26 +153,24 @@ class CollectionFolders:
         left = set(texts)
         for name in (self.names() if names is None else names) if left else ():
             if left and (key := self.key(name)) is not None:
-                with look_into(key.path) as database:
-                    left -= database.held(left) if database is not None else set()
+                with look_into(key.path) as index:
+                    left -= index.held(left) if index is not None else set()
         return left
 
     @staticmethod
     def texts(folder: Path) -> Iterator[str]:
         """The texts of all passages in a collection's folder."""
-        with look_into(folder) as database:
-            yield from (
-                (passage.text for passage in database.passages()) if database is not None else ()
-            )
+        with look_into(folder) as index:
+            yield from ((passage.text for passage in index.passages()) if index is not None else ())
 
     def _size(self, key: CollectionKey) -> tuple[int, int]:
         """Documents and passages, read again if the index has changed since."""
         # before the counts: if they are newer, they are read once more than necessary
-        state = state_of(key.path)
+        state = index_state(key.path)
         known, size = self._sizes.get(key.path, (None, (0, 0)))
         if state != known:
-            with look_into(key.path) as database:
-                held = None if database is None else database.stats()
+            with look_into(key.path) as index:
+                held = None if index is None else index.stats()
             size = (0, 0) if held is None else (held.documents, held.passages)
             self._sizes[key.path] = state, size
         return size

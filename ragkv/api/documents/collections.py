@@ -65,7 +65,7 @@ def collection_pool(limit: int) -> CollectionPool:
         Rag.close,
         group=lambda key: key.path.parent,
         most_bytes=OPEN_BYTES,
-        bytes_of=lambda rag: rag.index.reads.held_bytes,
+        bytes_of=lambda rag: rag.index.texts.held_bytes,
     )
 
 

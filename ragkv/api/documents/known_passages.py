@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ragkv.chat import PassageMatcher
 from ragkv.errors import StoreError
-from ragkv.retrieval import look_into, state_of
+from ragkv.retrieval import index_state, look_into
 from ragkv.runtime import FileState, counted
 
 from .collection_folders import CollectionFolders, CollectionKey
@@ -65,7 +65,7 @@ class KnownPassages:
         found = {
             key for name in self._folders.names() if (key := self._folders.key(name)) is not None
         }
-        states = {key: state_of(key.path) for key in sorted(found, key=lambda one: one.path)}
+        states = {key: index_state(key.path) for key in sorted(found, key=lambda one: one.path)}
         self._look_at = time.monotonic() + PAUSE * (time.monotonic() - began)
         for key in self._known.keys() - found:
             self._forget(self._known.pop(key).keys.values())
@@ -89,14 +89,14 @@ class KnownPassages:
 
     def _read(self, key: CollectionKey, known: _Known) -> None:
         """Know the passages that a collection has now, and forget those that it had."""
-        with look_into(key.path) as database:
-            numbers = [] if database is None else database.reads.text_numbers()
+        with look_into(key.path) as index:
+            numbers = [] if index is None else index.texts.numbers()
             gone = known.keys.keys() - set(numbers)
             self._forget([known.keys.pop(number) for number in gone])
             new = [number for number in numbers if number not in known.keys]
             while new and self._matcher.chars < self._limit:
-                assert database is not None
-                texts = database.texts_of(new[:BATCH])
+                assert index is not None
+                texts = index.texts.by_number(new[:BATCH])
                 new = new[BATCH:]
                 known.keys |= zip(texts, self._matcher.add(texts.values()), strict=True)
             known.left = len(new)

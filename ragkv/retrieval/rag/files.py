@@ -117,7 +117,7 @@ class FileReader:
         """Read the files that changed."""
         # one name a file
         paths = [Path(path).resolve() if ".." in Path(path).parts else Path(path) for path in paths]
-        known = self._index.file_digests()
+        known = self._index.writer.file_digests()
         found = find_files(
             path for path in paths if not (is_gone(path) and _has_below(path, known))
         )
@@ -134,7 +134,7 @@ class FileReader:
     def _look_at_known(self) -> dict[str, str]:
         """Find out which of the files that are in the index are links, or are gone."""
         linked = dict[str, str]()
-        for path, digest in self._index.file_digests().items():
+        for path, digest in self._index.writer.file_digests().items():
             real = os.path.realpath(path)
             if is_gone(path):
                 self._gone.setdefault(digest, []).append(path)
@@ -154,7 +154,7 @@ class FileReader:
     def _known(self, path: Path) -> FileRecord | None:
         """What is known of a file whose documents are still there."""
         with suppress(UnicodeEncodeError):
-            record = self._index.file_record(str(path.absolute()))
+            record = self._index.writer.file_record(str(path.absolute()))
             documents = {} if record is None else record.documents
             return (
                 record
@@ -209,10 +209,10 @@ class FileReader:
 
     def _known_name(self, path: Path) -> Path:
         """The name under which a file is in the index: a link to it is no second copy."""
-        if self._index.file_record(str(path.absolute())) is not None:
+        if self._index.writer.file_record(str(path.absolute())) is not None:
             return path
         real = os.path.realpath(path)
-        if self._index.file_record(real) is not None:
+        if self._index.writer.file_record(real) is not None:
             return Path(real)
         if self._linked is None:
             self._linked = self._look_at_known()
@@ -289,7 +289,7 @@ class FileReader:
         folders = {Path(path).absolute() for path in paths}
         folders |= {Path(os.path.realpath(folder)) for folder in folders}
         gone = 0
-        for known in self._index.file_digests():
+        for known in self._index.writer.file_digests():
             if not is_gone(known):
                 continue
             above = {Path(known), *Path(known).parents, *Path(os.path.realpath(known)).parents}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ragkv.engine import Engine
 
-from ..database import look_into
+from ..index_folder import look_into
 
 
 def sweep(engine: Engine, home: Path) -> int:
@@ -35,7 +35,7 @@ def _sweep_one(engine: Engine, folder: Path) -> int:
 
 def _texts(folder: Path) -> Iterator[str]:
     """The texts of all passages in one tenant's folder."""
-    for index in (folder / "index", *(folder / "collections").glob("[!.]*")):
-        with look_into(index) as database:
-            if database is not None:
-                yield from (passage.text for passage in database.passages())
+    for directory in (folder / "index", *(folder / "collections").glob("[!.]*")):
+        with look_into(directory) as index:
+            if index is not None:
+                yield from (passage.text for passage in index.passages())

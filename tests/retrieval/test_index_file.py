@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 
-from ragkv.errors import CancelledError, StoreError
+from ragkv.errors import CancelledError, ConfigError, StoreError
 from ragkv.retrieval import Document, Index, Splitter, index_bytes, index_schema, look_into
-from ragkv.retrieval.database import open_database
 from ragkv.retrieval.index_schema import FILE
 from ragkv.runtime import PausingCheck
+
+from .fakes import HashEmbedder, word_splitter
 
 
 def test_a_look_into_an_index_that_is_deleted_at_the_same_moment_finds_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "index"
-    open_database(folder).close()
+    Index(folder).close()
     uri_of = index_schema._uri
 
     def deleted_first(*where: Any) -> str:
@@ -28,8 +29,8 @@ def test_a_look_into_an_index_that_is_deleted_at_the_same_moment_finds_none(
         return uri_of(*where)
 
     monkeypatch.setattr(index_schema, "_uri", deleted_first)
-    with look_into(folder) as database:
-        assert database is None
+    with look_into(folder) as index:
+        assert index is None
     assert not folder.exists()
 
 
@@ -37,14 +38,28 @@ def test_a_look_into_an_index_that_is_being_made_finds_none(tmp_path: Path) -> N
     """SQLite writes the first page, without tables, when it is told how to give space back."""
     with closing(sqlite3.connect(tmp_path / FILE)) as made:
         made.execute("PRAGMA auto_vacuum = FULL")
-    with look_into(tmp_path) as database:
-        assert index_bytes(tmp_path) > 0 and database is None
+    with look_into(tmp_path) as index:
+        assert index_bytes(tmp_path) > 0 and index is None
 
 
 def test_a_look_into_a_damaged_index_says_so(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"no database" * 100)
     with pytest.raises(StoreError, match="damaged"), look_into(tmp_path):
         pass
+
+
+def test_an_index_that_cannot_be_opened_leaves_no_file_open(tmp_path: Path) -> None:
+    with Index(tmp_path / "good", splitter=word_splitter(), embedder=HashEmbedder(8)) as index:
+        index.writer.ingest([Document("a", "word")])
+    (tmp_path / FILE).write_bytes(b"no database" * 100)
+    before = list(Path("/proc/self/fd").iterdir())
+    held: list[Exception] = []  # with the frames in which a connection would live on
+    for folder in (tmp_path, tmp_path / "good"):
+        with pytest.raises((StoreError, ConfigError)) as raised:
+            Index(folder, embedder=HashEmbedder(16))
+        held.append(raised.value)
+    assert len(list(Path("/proc/self/fd").iterdir())) == len(before)
+    assert [type(error) for error in held] == [StoreError, ConfigError]
 
 
 class Stop:
