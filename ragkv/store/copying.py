@@ -7,7 +7,7 @@ remote tier whether it still has the entry.
 
 import logging
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
@@ -37,7 +37,7 @@ class TierCopies:
 
     def __init__(self, tiers: Sequence[Tier], capacity_bytes: int) -> None:
         """The entries that wait for a tier have at most `capacity_bytes`."""
-        self._tiers = tuple(tiers)
+        self.tiers = tuple(tiers)
         # The slowest tier first: a copy up from there submits writes to the faster tiers.
         self._threads = {  # by kind, so that a fake around a tier has the thread of that tier
             tier.kind: JobQueue[EncodedEntry](capacity_bytes, f"ragkv-to-{tier.kind.value}")
@@ -49,7 +49,9 @@ class TierCopies:
         self._deleted: OrderedDict[EntryKey, int] = OrderedDict()  # when, in deletions
         self._deletions = 0
         self._forgotten = 0  # the last deletion that is not in `_deleted`
-        self._lock = threading.Lock()  # held by the last step of a copy up, and by deletions
+        self._being_deleted = Counter[EntryKey | None]()  # now; None: any key
+        # held by the last step of a copy up, and never while a tier deletes: that may take long
+        self._lock = threading.Lock()
 
     # Down
 
@@ -91,7 +93,7 @@ class TierCopies:
         """Copy what was found in the tier of that number, `since`, to the tiers above it, in the
         background. Closes the lease.
         """
-        fastest = self._tiers[0]
+        fastest = self.tiers[0]
         key = lease.info.key
         in_memory = self.in_memory(lease.info, lease.stored_bytes, used=True)
         if depth == 1 and not in_memory:
@@ -110,7 +112,7 @@ class TierCopies:
         job: Job[EncodedEntry] = Job(copy, key, lease.stored_bytes, cancel=lease.close)
         capacity = fastest.stats().capacity_bytes
         fits = capacity is None or lease.stored_bytes <= capacity
-        if not fits or not self._threads[self._tiers[depth].kind].submit(job):
+        if not fits or not self._threads[self.tiers[depth].kind].submit(job):
             lease.close()
 
     def fetch(self, identity: Identity, token_ids: Sequence[int]) -> bool:
@@ -129,8 +131,8 @@ class TierCopies:
         `None` if there is none. Then the number of that tier.
         """
         entry = self.waiting(identity.key(token_ids))  # memory may evict it before it is written
-        while entry is None and depth < len(self._tiers):
-            lease = self._tiers[depth].lease(identity, token_ids)
+        while entry is None and depth < len(self.tiers):
+            lease = self.tiers[depth].lease(identity, token_ids)
             if lease is None:
                 depth += 1
                 continue
@@ -143,9 +145,9 @@ class TierCopies:
         """Put a new entry in memory if it belongs there, or if it is `needed` because no other tier
         takes it. A block of a conversation counts as used: its next turn reads it.
         """
-        if not self._tiers:
+        if not self.tiers:
             return
-        fastest = self._tiers[0]
+        fastest = self.tiers[0]
         used = bool(entry.info.group)
         if fastest.kind is TierKind.MEMORY and (
             needed or self.in_memory(entry.info, entry.size_bytes, used=used)
@@ -154,9 +156,9 @@ class TierCopies:
 
     def in_memory(self, info: EntryInfo, size_bytes: int, *, used: bool) -> bool:
         """Whether an entry belongs in the fastest tier: the placement says it of memory."""
-        if self._tiers[0].kind is not TierKind.MEMORY:
+        if self.tiers[0].kind is not TierKind.MEMORY:
             return True
-        memory = self._tiers[0].stats()
+        memory = self.tiers[0].stats()
         room = (
             memory.capacity_bytes is None
             or (memory.used_bytes or 0) + size_bytes <= memory.capacity_bytes
@@ -167,15 +169,28 @@ class TierCopies:
 
     @contextmanager
     def deleting(self, key: EntryKey | None = None) -> Iterator[None]:
-        """During the block nothing is copied up. A copy of `key` that was looked up before is not
-        made afterwards either; without a key, no copy at all.
+        """During the block `key` is not copied up; without a key, nothing is. Nor is it afterwards,
+        if it was looked up before the block ended. Other keys go on.
         """
         with self._lock:
-            try:
-                yield
-            finally:  # a deletion that failed may have dropped it from a faster tier
+            self._being_deleted[key] += 1
+        try:
+            yield
+        finally:  # a deletion that failed may have dropped it from a faster tier
+            with self._lock:
+                self._being_deleted -= Counter([key])  # forgets a key at 0
                 self._deletions += 1
                 self._remember_deleted(key)
+
+    def is_deleted(self, key: EntryKey, since: int) -> bool:
+        """Whether `key` is being deleted, or was deleted `since`, or that is not known any more."""
+        with self._lock:
+            return self._is_deleted(key, since)
+
+    def _is_deleted(self, key: EntryKey, since: int) -> bool:
+        """Needs `_lock`."""
+        now = bool(self._being_deleted[key] or self._being_deleted[None])
+        return now or since < max(self._forgotten, self._deleted.get(key, 0))
 
     def _remember_deleted(self, key: EntryKey | None) -> None:
         """Needs `_lock`."""
@@ -205,11 +220,11 @@ class TierCopies:
     def _store(self, entry: EncodedEntry, depth: int, since: int, in_memory: bool) -> None:
         key = entry.info.key
         with self._lock:
-            if since < self._forgotten or since < self._deleted.get(key, 0):
-                return  # deleted meanwhile, or it cannot be known
+            if self._is_deleted(key, since):
+                return
             if in_memory:
-                self._tiers[0].put(entry)
-            for tier in self._tiers[1:depth]:
+                self.tiers[0].put(entry)
+            for tier in self.tiers[1:depth]:
                 if not tier.read_only:
                     self.write(tier, entry)
 

@@ -39,6 +39,7 @@ class DurableTiers:
         that lack it.
         """
         key = identity.key(token_ids)
+        since = self.copies.now()
         lacking = [tier for tier in self.tiers if not tier.contains(key)]
         if len(lacking) == len(self.tiers):  # also of a store without a tier
             return False
@@ -51,6 +52,10 @@ class DurableTiers:
             if not tier.read_only:
                 or_none("store an entry", tier.put, entry)
         self.copies.put_in_memory(entry, needed=False)
+        if self.copies.is_deleted(key, since):  # it may have been put after that
+            for tier in self.copies.tiers:
+                or_none("delete an entry", tier.delete, key)
+            return False
         return True
 
     def has(self, key: EntryKey) -> bool:

@@ -12,6 +12,8 @@ Three objects of a store hold what no question needs: `durable` writes, its `con
 `limits`. Its `prefetcher` is told which requests wait.
 """
 
+import logging
+import threading
 import weakref
 from collections.abc import Sequence
 from functools import partial
@@ -26,6 +28,8 @@ from .limits import StoreLimits
 from .policies import TurnSize
 from .prefetch import Prefetcher
 from .tiers import Lease, MemoryLease, StoreStats, Tier, TierKind
+
+log = logging.getLogger(__name__)
 
 
 class Store(Closing):
@@ -57,7 +61,7 @@ class Store(Closing):
         self.limits = StoreLimits(self.tiers, copies)
         # At the end of the process the newest is closed first: an engine before its store, in which
         # it still saves.
-        self._at_exit = weakref.finalize(self, self.close)
+        self._unclosed = weakref.finalize(self, _close_dropped, self.prefetcher, copies, self.tiers)
 
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
         """Pin and open the entry of these tokens in the fastest tier that has it, or `None`.
@@ -120,15 +124,10 @@ class Store(Closing):
         `StoreReadOnlyError` if a tier is read-only.
         """
         tiers = [tier for tier in self.tiers if not (here and tier.is_remote)]
-        found = self._copies.discard(key)
-        deleted = self._delete_from(tiers, key)
-        if self._copies.discard(key):  # a copy up submitted a write between the two
-            deleted |= self._delete_from(tiers, key)
-        return found or deleted
-
-    def _delete_from(self, tiers: Sequence[Tier], key: EntryKey) -> bool:
-        with self._copies.deleting(key):
-            return deleted_everywhere(tiers, lambda tier: tier.delete(key)) > 0
+        with self._copies.deleting(key):  # from here on no copy up submits a write
+            found = self._copies.discard(key)
+            deleted = deleted_everywhere(tiers, lambda tier: tier.delete(key))
+        return found or deleted > 0
 
     def away(self) -> tuple[str, ...]:
         """The kinds of the remote tiers that did not answer their last call in time."""
@@ -159,8 +158,24 @@ class Store(Closing):
         """Write what waits and close every tier. Twice is harmless; leases stay readable until they
         are closed.
         """
-        self._at_exit.detach()
-        self.prefetcher.close()
-        self._copies.close()
-        for tier in self.tiers:
-            or_none("close a tier", tier.close)
+        self._unclosed.detach()
+        _close(self.prefetcher, self._copies, self.tiers)
+
+
+def _close(prefetcher: Prefetcher, copies: TierCopies, tiers: Sequence[Tier]) -> None:
+    prefetcher.close()
+    copies.close()
+    for tier in tiers:
+        or_none("close a tier", tier.close)
+
+
+def _close_dropped(prefetcher: Prefetcher, copies: TierCopies, tiers: Sequence[Tier]) -> None:
+    """Close what nobody closed: the process ends, or nobody holds the store any more."""
+    if not threading.main_thread().is_alive():  # the process ends
+        _close(prefetcher, copies, tiers)
+        return
+    log.warning("A store was dropped without being closed, and is closed now. Call its `close`.")
+    # The garbage collector may call this in a thread that holds a lock which closing waits for.
+    threading.Thread(
+        target=_close, args=(prefetcher, copies, tiers), name="ragkv-close-store"
+    ).start()

@@ -2,8 +2,11 @@
 no put waits.
 """
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,7 +29,7 @@ from ragkv.store import (
 from tests.store.fakes import HeldWrites, WrappedTier
 
 from . import entries
-from .entries import leased, make_entry, read_all, same
+from .entries import IDENTITY, ids_of, leased, make_entry, read_all, same
 
 ENTRY_BYTES = make_entry().size_bytes
 
@@ -215,6 +218,66 @@ def test_an_entry_deleted_during_its_lookup_is_not_promoted(tmp_path: Path) -> N
         assert not store.contains(make_entry(1).info.key)
 
 
+def test_a_deletion_that_a_server_keeps_waiting_holds_up_no_other_copy_or_deletion() -> None:
+    class Slow(WrappedTier):
+        waiting = threading.Event()
+        go_on = threading.Event()
+
+        def delete(self, key: EntryKey) -> bool:
+            if key == make_entry(0).info.key:
+                self.waiting.set()
+                assert self.go_on.wait(60)
+            return self.tier.delete(key)
+
+    fastest, lower = MemoryTier(10**6, LRU()), MemoryTier(10**6, LRU())
+    server = Slow(MemoryTier(10**6, LRU()))
+    for number in range(3):
+        lower.put(make_entry(number))
+    with (
+        Store([fastest, lower, server], write_buffer_bytes=10**6) as store,
+        ThreadPoolExecutor() as pool,
+    ):
+        deleting = pool.submit(store.delete, make_entry(0).info.key)
+        try:
+            assert server.waiting.wait(60)
+            assert pool.submit(store.delete, make_entry(1).info.key).result(60)
+            leased(store, make_entry(2)).close()
+            pool.submit(store.flush).result(60)
+            assert fastest.contains(make_entry(2).info.key)
+            assert not deleting.done()
+        finally:
+            server.go_on.set()
+        assert deleting.result(60)
+
+
+def test_an_entry_found_while_it_is_being_deleted_is_not_copied_up() -> None:
+    class Finding(WrappedTier):
+        def delete(self, key: EntryKey) -> bool:
+            leased(store, make_entry(1)).close()  # memory has deleted it, this tier has not
+            store._copies.flush()
+            return self.tier.delete(key)
+
+    lower = Finding(MemoryTier(10**6, LRU()))
+    lower.put(make_entry(1))
+    with Store([MemoryTier(10**6, LRU()), lower], write_buffer_bytes=10**6) as store:
+        assert store.delete(make_entry(1).info.key)
+        store.flush()
+        assert not store.contains(make_entry(1).info.key)
+
+
+def test_an_entry_deleted_while_it_is_copied_to_a_tier_that_lacks_it_does_not_come_back() -> None:
+    class DeletedMeanwhile(WrappedTier):
+        def put(self, entry: Entry) -> bool:
+            store.delete(entry.info.key)
+            return self.tier.put(entry)
+
+    upper, lower = MemoryTier(10**6, LRU()), DeletedMeanwhile(MemoryTier(10**6, LRU()))
+    upper.put(make_entry(1))
+    with Store([MemoryTier(10**6, LRU()), upper, lower], write_buffer_bytes=10**6) as store:
+        assert not store.durable.ensure(IDENTITY, ids_of(1))
+        assert not store.contains(make_entry(1).info.key)
+
+
 def test_a_read_only_store_reads_next_to_its_writer_and_refuses_to_write(
     store: Store, tmp_path: Path
 ) -> None:
@@ -268,6 +331,34 @@ def test_closing_twice_is_harmless_and_writes_waiting_entries(tmp_path: Path) ->
     store.put(make_entry(9))  # a put after closing is not an error
     with open_store(config(tmp_path)) as again:
         assert again.stats().tiers[1].entries == 5
+
+
+def test_a_store_that_is_dropped_writes_what_waits_is_closed_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = HeldWrites(DiskTier(tmp_path, 10**7, LRU()))
+    store = Store([disk], write_buffer_bytes=10**6)
+    store.put(make_entry(1))
+    del store  # it does not wait for the disk: any thread may collect garbage
+    disk.go.set()
+    (closing,) = (one for one in threading.enumerate() if one.name == "ragkv-close-store")
+    closing.join(60)
+    assert "dropped without being closed" in caplog.text
+    with open_store(config(tmp_path)) as again:
+        assert again.stats().tiers[1].entries == 1
+
+
+def test_a_store_that_is_open_when_the_process_ends_writes_what_waits(tmp_path: Path) -> None:
+    code = (
+        "from ragkv.config import StoreConfig\n"
+        "from ragkv.store import open_store\n"
+        "from tests.store.entries import make_entry\n"
+        f"store = open_store(StoreConfig(directory={str(tmp_path)!r}))\n"
+        "for number in range(20): store.put(make_entry(number))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    with open_store(config(tmp_path)) as again:
+        assert again.stats().tiers[1].entries == 20
 
 
 @pytest.mark.gpu

@@ -288,11 +288,13 @@ def test_gc_drops_the_refused_identities_and_returns_the_bytes_freed(
 ) -> None:
     tier.put(entry_of(2, identity=dict(other_identities(identity))["weights"]))
     before = counted(tier).used_bytes
-    freed = Store([tier], write_buffer_bytes=0).contents.gc(lambda found: found == identity)
+    store = Store([tier], write_buffer_bytes=0)
+    freed = store.contents.gc(lambda found: found == identity)
     left = counted(tier).used_bytes
     assert left < 0.6 * before
     assert freed == (0 if tier.is_remote else before - left)
     assert [info.identity for info in tier.infos()] == [identity]
+    store.close()
 
 
 def test_stats_count_entries_lookups_and_bytes(entry_of: MakeEntry, make_tier: MakeTier) -> None:
