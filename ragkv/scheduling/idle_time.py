@@ -32,7 +32,7 @@ class IdleTime:
     @property
     def busy(self) -> bool:
         """Whether a request runs on the model, of this engine or of another one."""
-        return self.compute.requests > 0
+        return bool(self.compute.requests)
 
     def wait_idle(self, timeout_s: float, hurried: Callable[[], bool]) -> None:
         """Return when no request runs, when `hurried` is true after a `wake`, or after

@@ -11,7 +11,7 @@ drawing.
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -107,14 +107,21 @@ class SharedCompute:
         self.encoding = FairLock()
         self.batch = DecodeBatch(adapter, self.lock)
         self.prefills = JointPrefills[Any](self.lock)
-        self.requests = 0  # now running
-        self.changed = threading.Condition()  # guards `requests`
+        self.requests = Counter[str]()  # now running, by owner
+        # guards `requests`; told as well when a request has left a queue
+        self.changed = threading.Condition()
 
-    def add_requests(self, count: int) -> None:
-        """So many more requests run on the model."""
+    @contextmanager
+    def running(self, owner: str) -> Iterator[None]:
+        """A request of `owner` runs on the model inside the block."""
         with self.changed:
-            self.requests += count
-            self.changed.notify_all()
+            self.requests[owner] += 1
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.requests -= Counter([owner])  # forgets an owner at 0
+                self.changed.notify_all()
 
 
 class _Admission:
@@ -154,16 +161,14 @@ class Scheduler:
         """A request runs inside the block, and background work waits. A deadline that passed or a
         cancellation that ends the block is counted.
         """
-        self._compute.add_requests(1)
         try:
-            yield
+            with self._compute.running(self.owner):
+                yield
         except (DeadlineError, CancelledError) as error:
             with self._lock:
                 self._expired += isinstance(error, DeadlineError)
                 self._cancelled += isinstance(error, CancelledError)
             raise
-        finally:
-            self._compute.add_requests(-1)
 
     @contextmanager
     def admitted(
@@ -199,15 +204,21 @@ class Scheduler:
             self._leave(admission)
 
     def wait_for_room(self, check: Check) -> None:
-        """Return when the next prompt should be prepared.
+        """Return when the next prompt should be prepared. What `check` raises ends the wait.
 
-        While other tenants compute, only a few requests of one tenant wait for the model.
+        While other tenants have requests, only a few requests of one tenant wait for the model.
         """
-        while len(self._running) + len(self._waiting) >= PREPARED_AHEAD and (
-            self._compute.lock.owners - {self.owner}
-        ):
+        changed = self._compute.changed
+        while True:
+            with changed:
+                if changed.wait_for(self._may_prepare, POLL_S):
+                    return
             check()
-            time.sleep(POLL_S)
+
+    def _may_prepare(self) -> bool:
+        """Needs the model's `changed`."""
+        others = self._compute.requests.keys() - {self.owner}
+        return not others or len(self._running) + len(self._waiting) < PREPARED_AHEAD
 
     @contextmanager
     def computing(self, check: Check = no_check) -> Iterator[None]:
@@ -300,3 +311,5 @@ class Scheduler:
             else:
                 self._waiting.remove(admission)
             self._admit()
+        with self._compute.changed:
+            self._compute.changed.notify_all()

@@ -5,6 +5,7 @@ afterwards.
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,10 @@ from ragkv import Engine, StoreConfig
 from ragkv.config import SchedulerConfig, SessionConfig
 from ragkv.errors import CancelledError, DeadlineError, QueueFullError
 from ragkv.model import adapt
-from ragkv.model.cpu.copied import FEW_ROWS
 from ragkv.prompt.constraints import ResponseFormat
+from ragkv.runtime import no_check
 from ragkv.scheduling import Scheduler, SharedCompute, Work
-from ragkv.scheduling.scheduler import JOINT_TOKENS
+from ragkv.scheduling.scheduler import JOINT_TOKENS, PREPARED_AHEAD
 from ragkv.store import PrefetchHint
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, Q, engine_of, text_engine
@@ -360,17 +361,40 @@ class TestCancellation:
         assert len(answer.token_ids) == 2  # type: ignore[union-attr]
 
 
-def test_few_prompts_of_an_owner_are_prepared_ahead_while_another_owner_computes() -> None:
+def test_few_prompts_of_an_owner_are_prepared_ahead_while_another_owner_has_requests() -> None:
     queue = Queue(owner="flood")
     checks = list[None]()
     other = Scheduler(queue.compute, SchedulerConfig(), Listener(), "other")
-    with other.computing():
-        for number in range(FEW_ROWS + 1):
+    with other.request():
+        for number in range(PREPARED_AHEAD + 1):
             # one of them was computed
             queue.scheduler.wait_for_room(lambda: checks.append(queue.go[0].set()))
-            assert bool(checks) == (number == FEW_ROWS)
+            assert bool(checks) == (number == PREPARED_AHEAD)
             queue.ask(number, tokens=1)
-    queue.scheduler.wait_for_room(lambda: pytest.fail("nobody else computes"))
+    queue.scheduler.wait_for_room(lambda: pytest.fail("no other owner has requests"))
+    queue.end()
+
+
+@pytest.mark.parametrize("by", ["its own", "another's"])
+def test_a_prompt_is_prepared_as_soon_as_a_request_ends(
+    monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    monkeypatch.setattr("ragkv.scheduling.scheduler.POLL_S", 600.0)
+    queue = Queue(owner="flood")
+    other = Scheduler(queue.compute, SchedulerConfig(), Listener(), "other")
+    with ExitStack() as running:
+        running.enter_context(other.request())
+        for number in range(PREPARED_AHEAD):
+            queue.ask(number, tokens=1)
+        waiting = begin(lambda: queue.scheduler.wait_for_room(no_check))
+        waiting.join(0.2)
+        assert waiting.is_alive()
+        if by == "its own":
+            queue.go[0].set()
+        else:
+            running.close()
+        waiting.join(60)
+        assert not waiting.is_alive()
     queue.end()
 
 
