@@ -22,14 +22,15 @@ from ragkv.fusion import Candidates
 from ragkv.fusion.selectors import Attention, Selector, budget, top
 from ragkv.model import Rows as PromptRows
 from ragkv.model.attention import Watch
-from ragkv.prompt import Prefill, planning, shared_model
+from ragkv.prompt import Prefill, planning
 from ragkv.retrieval import Document, Splitter
+from ragkv.scheduling.encoding import contexts
 
 RATIO = 0.15
 # Every form has the same codec, so that only what chunks are encoded behind differs.
 SETTINGS = {"store.memory_bytes": str(1 << 29), "store.codec": "int8"}
 # The default's own names, so that the tables follow the package.
-NEUTRAL = shared_model.NEUTRAL_TOKENS
+NEUTRAL = contexts.NEUTRAL_TOKENS
 LEADING = planning.LEADING_TOKENS
 EVERY_TOKEN = 1 << 30  # more than a passage has
 FIRST_SHARE = 0.5  # of the budget, chosen in the first of two rounds
@@ -313,5 +314,5 @@ def attention_of_last(engine: Engine, prefill: Prefill, count: int) -> torch.Ten
 def _behind(base: Engine, tokens: int) -> Engine:
     """An engine on the same model whose chunks are encoded behind so many neutral tokens."""
     form = "expected" if tokens else "alone"
-    with mock.patch.object(shared_model, "NEUTRAL_TOKENS", tokens):
+    with mock.patch.object(contexts, "NEUTRAL_TOKENS", tokens):
         return base.with_config(config_of({**SETTINGS, "fusion.stored_kv": form}))

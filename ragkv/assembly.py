@@ -31,11 +31,10 @@ from .prompt import (
     SharedModel,
 )
 from .prompt.history import BlockWriter
-from .prompt.shared_model import neutral_ids
 from .prompt.template import template_runs
 from .runtime import is_missing
 from .scheduling import IdleTime, Scheduler
-from .scheduling.encoding import BackgroundEncoder, Encoder
+from .scheduling.encoding import BackgroundEncoder, Encoder, neutral_ids
 from .store import Entry, Identity, JobQueue, Store, TierKind, open_store
 
 if TYPE_CHECKING:
@@ -133,11 +132,19 @@ def assembled(
             model.compute, config.scheduler, store.prefetcher, config.store.tenant
         )
         between = scheduler.between_layers
-        encoder = Encoder(model.adapter, identity, prefix_ids, neutral, model.context, between)
+        encoder = Encoder(model.adapter, identity, prefix_ids, neutral, model.contexts, between)
         idle_time = IdleTime(model.compute, scheduler)
         background = BackgroundEncoder(encoder, store, idle_time)
         opened.callback(background.close)
-        entries = Entries(background, intake, prefix_blocks, conversations.telling, unused)
+        entries = Entries(
+            encoder=encoder,
+            store=store,
+            background=background,
+            intake=intake,
+            prefix_blocks=prefix_blocks,
+            telling=conversations.telling,
+            unused_note=unused,
+        )
         readers = Readers(config.store.reader_threads)
         opened.callback(readers.close)
         fusor = Fusor(model.adapter, readers, config.fusion.read_ahead_layers, config.fusion.seed)
@@ -151,16 +158,16 @@ def assembled(
             backend = maker(model, entries, scheduler)
         else:
             with scheduler.computing():
-                prefix = model.prefix(prefix_ids, identity, between)
+                prefix = model.contexts.prefix(prefix_ids, identity, between)
             lookup = Lookup(
-                model.adapter,
-                identity,
-                store,
-                background,
-                block_writer,
-                prefix_blocks,
-                prefix,
-                unused,
+                adapter=model.adapter,
+                identity=identity,
+                store=store,
+                background=background,
+                block_writer=block_writer,
+                prefix_blocks=prefix_blocks,
+                prefix=prefix,
+                unused_note=unused,
             )
             offloading = _offloading(model, config)
             prefiller = Prefiller(lookup, fusor, scheduler, controller, offloading)
@@ -176,16 +183,16 @@ def assembled(
             profiler.start()
         opened.pop_all()
     return Parts(
-        intake,
-        store,
-        scheduler,
-        idle_time,
-        fusor,
-        controller,
-        profiler,
-        conversations,
-        entries,
-        backend,
+        intake=intake,
+        store=store,
+        scheduler=scheduler,
+        idle_time=idle_time,
+        fusor=fusor,
+        controller=controller,
+        profiler=profiler,
+        conversations=conversations,
+        entries=entries,
+        backend=backend,
     )
 
 

@@ -59,7 +59,9 @@ class DeletionWatch:
 class Entries:
     """The entries of one engine's chunks, in every tier. All methods are thread-safe."""
 
-    background: BackgroundEncoder  # and through it what encodes, and where entries are stored
+    encoder: Encoder  # computes them
+    store: Store
+    background: BackgroundEncoder
     intake: Intake
     prefix_blocks: PrefixBlocks
     # entered while the entries of these keys are deleted: other replicas are told of it
@@ -69,15 +71,6 @@ class Entries:
     _watches: set[DeletionWatch] = field(default_factory=set, init=False, compare=False)
     # guards `_watches`
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, compare=False)
-
-    @property
-    def encoder(self) -> Encoder:
-        """What computes the entries."""
-        return self.background.encoder
-
-    @property
-    def _store(self) -> Store:
-        return self.background.store
 
     @property
     def identity(self) -> Identity:
@@ -90,7 +83,7 @@ class Entries:
 
     def has(self, token_ids: Sequence[int]) -> bool:
         """Whether an entry of this chunk is stored."""
-        return self._store.contains(self.identity.key(token_ids))
+        return self.store.contains(self.identity.key(token_ids))
 
     def warm(
         self,
@@ -144,20 +137,20 @@ class Entries:
                 if batch and sum(map(len, batch)) + len(token_ids) > self.encoder.batch_tokens:
                     self._encode_batch(batch, done, stop_of(check), watch)
                 with watch.storing(self.identity.key(token_ids)) as wanted:
-                    is_stored = wanted and self._store.durable.ensure(self.identity, token_ids)
+                    is_stored = wanted and self.store.durable.ensure(self.identity, token_ids)
                 if not wanted:
                     done.drop()
                     continue
                 needed = self.encoder.entry_bytes(sum(map(len, batch)) + len(token_ids))
                 if is_stored:
                     done.count(Counter(present=1))
-                elif evict or self._store.durable.room_bytes() >= needed:
+                elif evict or self.store.durable.room_bytes() >= needed:
                     batch.append(token_ids)
             if batch:
                 check()
                 self._encode_batch(batch, done, stop_of(check), watch)
         openmp.release_threads()  # encoding entries in the store's codec may have started some
-        self._store.flush()  # entries that were present may still wait to be written
+        self.store.flush()  # entries that were present may still wait to be written
         counts = done.counts
         counted = (counts["encoded"], counts["present"], counts["failed"], done.left)
         return WarmReport(*counted, self.encoder.bytes_per_token)
@@ -177,7 +170,7 @@ class Entries:
         counts = Counter[str]()
         for entry in entries:
             with watch.storing(entry.info.key) as wanted:
-                is_stored = wanted and self._store.durable.put(entry)
+                is_stored = wanted and self.store.durable.put(entry)
             if wanted:
                 counts["encoded" if is_stored else "failed"] += 1
             else:
@@ -201,7 +194,7 @@ class Entries:
         found = {
             chunk.token_ids: chunk
             for chunk in self._encodable(chunks)
-            if not self._store.durable.has(self.identity.key(chunk.token_ids))
+            if not self.store.durable.has(self.identity.key(chunk.token_ids))
         }
         return list(found.values()), sum(map(self.encoder.entry_bytes, map(len, found)))
 
@@ -210,7 +203,7 @@ class Entries:
         keys = self.keys(chunks)
         self._forget(keys)
         with self.telling(keys):
-            return deleted_everywhere(keys, self._store.delete)
+            return deleted_everywhere(keys, self.store.delete)
 
     def drop(self, keys: Sequence[EntryKey], stop: Callable[[], bool] = lambda: False) -> bool:
         """Drop entries that another engine was asked to delete; `False` if `stop` ended this.
@@ -222,7 +215,7 @@ class Entries:
         for key in keys:
             if stop():
                 return False
-            self._store.delete(key, here=bool(self._store.away()))
+            self.store.delete(key, here=bool(self.store.away()))
         return True
 
     def retain(self, chunks: Sequence[ChunkLike]) -> int:
@@ -230,19 +223,19 @@ class Entries:
         dropped.
         """
         self.background.flush()
-        self._store.flush()
+        self.store.flush()
         retained = set(self.keys(chunks))
-        own = (info.key for info in self._store.contents.infos() if info.identity == self.identity)
+        own = (info.key for info in self.store.contents.infos() if info.identity == self.identity)
         others = [key for key in own if key not in retained]
         with self.telling(others):
-            return deleted_everywhere(others, self._store.delete)
+            return deleted_everywhere(others, self.store.delete)
 
     def gc(self) -> int:
         """Drop the entries of other models, dtypes, adapters and tokenizers, of any tenant.
 
         Returns the bytes freed.
         """
-        return self._store.contents.gc(self._is_own)
+        return self.store.contents.gc(self._is_own)
 
     def _forget(self, keys: Sequence[EntryKey]) -> None:
         """Nothing that is under way stores these entries any more."""

@@ -7,8 +7,8 @@ selection.
 """
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from transformers import Cache
@@ -16,37 +16,111 @@ from transformers import Cache
 from ragkv.runtime import no_check
 
 from .attention import Watch
-from .cpu.copied import FEW_ROWS
-from .device.rotation import rotate_halves
-from .layer_views import CaptureCache, Captured, plain_layers_of
+from .cpu.packing import with_copies
+from .layer_views import (
+    CaptureCache,
+    Captured,
+    TilePause,
+    attending_view,
+    plain_layers_of,
+    register,
+)
 from .layers import PlainLayer
-from .model_parts import ModelParts
 from .promptkv import KVShape, PromptKV, PromptPart
 from .recording import Recording
-from .rope import RotaryTables
+from .rope import Rope, RotaryTables, Rotation
 from .rows import JointPass, LayerPass, PassPart, Pause, Rows
 
 
-class Adapter(ModelParts):
+class Adapter:
     """Runs the layers of a decoder-only model with the llama architecture."""
+
+    model_types: ClassVar[tuple[str, ...]] = (
+        # one kind of layer
+        *("llama", "mistral", "mixtral", "qwen3_moe", "starcoder2", "phi3", "olmo2"),
+        *("qwen2", "qwen3"),  # `layer_types` names the sliding layers
+        # RoPE rotates the first dimensions of each head, as many as the table has
+        *("glm4", "stablelm"),
+    )
+    attention_name: ClassVar[str] = "self_attn"
+    cache_argument: ClassVar[str] = "past_key_values"
 
     def __init__(self, model: Any, packed_bytes: int = 0) -> None:
         """`packed_bytes` limits the memory of copies of weights, see `packing`."""
-        super().__init__(model, packed_bytes)
-        module = sys.modules[type(self.body).__module__]
-        self._apply_rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]] = (
-            module.apply_rotary_pos_emb
+        register()
+        self.model = model
+        self.config = model.config
+        self.body = self._body()
+        self.device: torch.device = next(model.parameters()).device
+        self.dtype: torch.dtype = next(model.parameters()).dtype
+        on_cpu = self.device.type == "cpu"
+        self._tiles = TilePause()
+        views = [
+            attending_view(layer, self.attention_name, self._tiles if on_cpu else None)
+            for layer in self.body.layers
+        ]
+        (self._head, *self.layers), self.packed_bytes = with_copies(
+            [self.model.get_output_embeddings(), *views], packed_bytes, self.device
         )
-        self.rotates_in_halves = self._measure_halves(self.rotary_dims)
+        self.layer_count = len(self.layers)  # L
+        # a config is slow to read
+        self.windows = [self.window(layer) for layer in range(self.layer_count)]
+        self.rope = Rope(self.body.rotary_emb, self.rope_kinds(), self.device)
+        self.rotary_dims: int = self.rope.tables(1).tables[self.rope_kinds()[0]].shape[-1]
+        ones = torch.ones((1, 1, self.rotary_dims), dtype=self.dtype, device=self.device)
+        self._identity = (ones, torch.zeros_like(ones))
+        module = sys.modules[type(self.body).__module__]
+        self.rotation = Rotation(module.apply_rotary_pos_emb, self.rotary_dims, self.device)
+        self._plain: list[PlainLayer] | None = None  # the same layers, called directly
+        # G and D are measured by calling a layer, because configs have many names for them
         self.kv_heads, self.head_dim = self._measure_kv()
         self.kv_shape = KVShape(self.layer_count, self.kv_heads, self.head_dim)
         self._plain = plain_layers_of(self)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of one token's keys and values in all layers."""
+        return self.layer_count * 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def vocabulary(self) -> int:
+        """The number of token ids."""
+        return int(self.model.get_input_embeddings().weight.shape[0])
+
+    @property
+    def context_length(self) -> int | None:
+        """The maximum length of prompt and answer; `None` if the config sets none (dynamic
+        RoPE).
+        """
+        parameters = getattr(self.config, "rope_parameters", None) or {}
+        if parameters.get("rope_type") == "dynamic":
+            return None
+        return getattr(self.config, "max_position_embeddings", None)
+
+    def new_recording(self, start: int, stop: int) -> Recording:
+        """An empty recording of the positions `start ... stop - 1`."""
+        shape = (self.layer_count, 2, self.kv_heads, stop - start + 1, self.head_dim)
+        return Recording(start, stop, torch.empty(shape, dtype=self.dtype, device=self.device))
 
     def new_kv(self, capacity: int) -> PromptKV:
         """Empty KV of `capacity` positions."""
         return PromptKV(self.kv_shape, capacity, self.dtype, self.device)
 
     # Families override these
+
+    def _body(self) -> Any:
+        return self.model.model
+
+    def window(self, layer: int) -> int | None:
+        """Keys a row of `layer` sees, itself included; `None` on full layers."""
+        kinds = getattr(self.config, "layer_types", None)
+        if kinds is not None and kinds[layer] != "sliding_attention":
+            return None
+        return getattr(self.config, "sliding_window", None)
+
+    def rope_kinds(self) -> tuple[str, ...]:
+        """The kinds of rotary table in the model; ("",) if all layers share one."""
+        return ("",)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Token ids (R,) -> hidden (1, R, E), with the model's own scaling."""
@@ -56,16 +130,6 @@ class Adapter(ModelParts):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Last layer's hidden (1, R, E) -> logits (R, V) float32, after any scaling or capping."""
         return self.scale_logits(self._head(self.body.norm(hidden)))[0].float()
-
-    def wait_for_device(self) -> None:
-        """Block until the device has computed what this thread queued on its current stream; a CPU
-        queues nothing.
-
-        Every pass ends with it. Threads hand over results, and their streams may differ; without
-        it, times would be those of queueing kernels.
-        """
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
 
     def scale_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """Scale or cap logits as the family does."""
@@ -81,15 +145,23 @@ class Adapter(ModelParts):
 
     # Families inherit these
 
+    def wait_for_device(self) -> None:
+        """Block until the device has computed what this thread queued on its current stream; a CPU
+        queues nothing.
+
+        Every pass ends with it. Threads hand over results, and their streams may differ; without
+        it, times would be those of queueing kernels.
+        """
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
     def rotate(
         self, layer: int, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> torch.Tensor:
         """Rotate queries or keys (1, heads, R, D) by cos, sin (1, R, rotary dims), computed in
         float32.
         """
-        if raw.device.type != "cpu" and self.rotates_in_halves and not raw.requires_grad:
-            return rotate_halves(raw, cos, sin) if self.rotates(layer) else raw
-        return self.rotate_in_float32(layer, raw, cos, sin).type_as(raw)
+        return self.rotation(raw, cos, sin) if self.rotates(layer) else raw
 
     def rotate_in_float32(
         self, layer: int, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
@@ -97,51 +169,7 @@ class Adapter(ModelParts):
         """Like `rotate`, but the result stays float32 and the caller rounds it; `raw` itself
         without RoPE.
         """
-        if not self.rotates(layer):
-            return raw
-        rotary_dims = cos.shape[-1]
-        whole = rotary_dims == raw.shape[-1]
-        part = (raw if whole else raw[..., :rotary_dims]).float()
-        rotated = (
-            self._rotate_halves(part, cos, sin)
-            if self.rotates_in_halves
-            else self._rotate_by_model(part, cos, sin)
-        )
-        return rotated if whole else torch.cat((rotated, raw[..., rotary_dims:].float()), dim=-1)
-
-    def _rotate_by_model(
-        self, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> torch.Tensor:
-        # zero query heads: only keys are rotated
-        _, rotated = self._apply_rotary(raw[:, :0], raw, cos, sin)
-        return rotated
-
-    @staticmethod
-    def _rotate_halves(raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """raw cos + rotate_half(raw) sin; for many rows with half of the memory passes of the
-        model's own function.
-        """
-        raw_first, raw_second = raw.chunk(2, dim=-1)
-        rotated = raw * cos
-        half = raw.shape[-1] // 2
-        if raw.shape[2] <= FEW_ROWS and raw.device.type == "cpu":
-            return rotated.addcmul_(torch.cat((-raw_second, raw_first), dim=-1), sin)
-        sin_first, sin_second = sin.chunk(2, dim=-1)
-        # slices: training may not change chunks
-        rotated[..., :half].addcmul_(raw_second, sin_first, value=-1)
-        rotated[..., half:].addcmul_(raw_first, sin_second)
-        return rotated
-
-    def _measure_halves(self, rotary_dims: int) -> bool:
-        """Whether the model's rotary function equals `_rotate_halves`; tested on random numbers."""
-        generator = torch.Generator().manual_seed(0)
-        raw, cos, sin = (
-            torch.randn((1, 3, rotary_dims), generator=generator).to(self.device) for _ in range(3)
-        )
-        raw = torch.stack((raw, -2 * raw), dim=1)  # (1, 2, 3, rotary dims)
-        return rotary_dims % 2 == 0 and torch.allclose(
-            self._rotate_by_model(raw, cos, sin), self._rotate_halves(raw, cos, sin), atol=1e-5
-        )
+        return self.rotation.in_float32(raw, cos, sin) if self.rotates(layer) else raw
 
     def run_layer(
         self,
@@ -229,7 +257,7 @@ class Adapter(ModelParts):
 
     @torch.no_grad()
     def _measure_kv(self) -> tuple[int, int]:
-        """G and D, measured on one token's keys, because configs use many names for them."""
+        """G and D, measured on one token's keys."""
         token = torch.zeros(1, dtype=torch.int64, device=self.device)
         k_raw, _ = self.project_kv(0, self.embed(token), Rows.span(0, 1, self.device))
         return k_raw.shape[1], k_raw.shape[3]

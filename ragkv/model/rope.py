@@ -12,11 +12,14 @@ same rotation without the first rounding.
 import copy
 import hashlib
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from .cpu.copied import FEW_ROWS
+from .device.rotation import rotate_halves
 from .rows import Rows
 
 _LENGTH_DEPENDENT = ("dynamic", "longrope")
@@ -99,3 +102,67 @@ class Rope:
             for part in rotary(like, probe, *arguments):
                 digest.update(part[0, 0].cpu().numpy().tobytes())
         return RotaryTables(tables, digest.hexdigest(), start)
+
+
+class Rotation:
+    """Rotates queries and keys by cos and sin, each (1, R, rotary dims)."""
+
+    def __init__(
+        self,
+        by_model: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+        rotary_dims: int,
+        device: torch.device,
+    ) -> None:
+        """`by_model` is the model's own function of queries, keys, cos and sin."""
+        self._by_model = by_model
+        self.in_halves = self._measured_halves(rotary_dims, device)
+
+    def __call__(self, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Rotate (1, heads, R, D), computed in float32."""
+        if raw.device.type != "cpu" and self.in_halves and not raw.requires_grad:
+            return rotate_halves(raw, cos, sin)
+        return self.in_float32(raw, cos, sin).type_as(raw)
+
+    def in_float32(self, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """The same, but the result stays float32 and the caller rounds it."""
+        rotary_dims = cos.shape[-1]
+        whole = rotary_dims == raw.shape[-1]
+        part = (raw if whole else raw[..., :rotary_dims]).float()
+        rotated = (
+            self._halves(part, cos, sin) if self.in_halves else self._keys_by_model(part, cos, sin)
+        )
+        return rotated if whole else torch.cat((rotated, raw[..., rotary_dims:].float()), dim=-1)
+
+    def _keys_by_model(
+        self, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
+        # zero query heads: only keys are rotated
+        _, rotated = self._by_model(raw[:, :0], raw, cos, sin)
+        return rotated
+
+    @staticmethod
+    def _halves(raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """raw cos + rotate_half(raw) sin; for many rows with half of the memory passes of the
+        model's own function.
+        """
+        raw_first, raw_second = raw.chunk(2, dim=-1)
+        rotated = raw * cos
+        half = raw.shape[-1] // 2
+        if raw.shape[2] <= FEW_ROWS and raw.device.type == "cpu":
+            return rotated.addcmul_(torch.cat((-raw_second, raw_first), dim=-1), sin)
+        sin_first, sin_second = sin.chunk(2, dim=-1)
+        # slices: training may not change chunks
+        rotated[..., :half].addcmul_(raw_second, sin_first, value=-1)
+        rotated[..., half:].addcmul_(raw_first, sin_second)
+        return rotated
+
+    def _measured_halves(self, rotary_dims: int, device: torch.device) -> bool:
+        """Whether the model's rotary function equals `_halves`; tested on random numbers."""
+        generator = torch.Generator().manual_seed(0)
+        raw, cos, sin = (
+            torch.randn((1, 3, rotary_dims), generator=generator).to(device) for _ in range(3)
+        )
+        raw = torch.stack((raw, -2 * raw), dim=1)  # (1, 2, 3, rotary dims)
+        return rotary_dims % 2 == 0 and torch.allclose(
+            self._keys_by_model(raw, cos, sin), self._halves(raw, cos, sin), atol=1e-5
+        )

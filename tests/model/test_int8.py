@@ -73,10 +73,10 @@ def test_few_and_many_rows_are_multiplied_by_other_kernels_to_the_same_bits(
     shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = in_int8(torch.nn.Linear(*shape))
-    rows = torch.randn(int8.FEW_ROWS, shape[0])
+    rows = torch.randn(int8.FBGEMM_ROWS, shape[0])
     assert layer.for_few is not None or "fbgemm" not in torch.backends.quantized.supported_engines
     few = layer(rows)
-    monkeypatch.setattr(int8, "FEW_ROWS", 0)
+    monkeypatch.setattr(int8, "FBGEMM_ROWS", 0)
     assert torch.equal(layer(rows), few)
 
 

@@ -53,7 +53,7 @@ class DevicePlacing:
         self._rows = Rows.unread(sent(self.positions, device), len(self.positions))
         # KCache allocates values when it writes them.
         is_usual = type(kv) is PromptKV and tables.start == 0
-        can = device.type == "cuda" and adapter.rotates_in_halves and is_usual
+        can = device.type == "cuda" and adapter.rotation.in_halves and is_usual
         self.kernel = placing_kernel() if can else None  # `None`: some operations of torch
         self._recorded: tuple[torch.Tensor, torch.Tensor] | None = None
         if record is not None:

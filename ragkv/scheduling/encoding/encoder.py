@@ -17,10 +17,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ragkv.model import PASS_ROWS, Adapter, Context, TokenRun, raw_kv
+from ragkv.model import PASS_ROWS, Adapter, TokenRun, raw_kv
 from ragkv.model.rows import Pause
 from ragkv.runtime import no_check
 from ragkv.store import Entry, EntryInfo, Identity, stored_bytes
+
+from .contexts import Contexts
 
 # Bytes per token are reported for a chunk of this length: codecs add bytes for each chunk.
 PER_TOKEN = 512
@@ -34,9 +36,7 @@ class Encoder:
     identity: Identity  # of the entries
     prefix_ids: tuple[int, ...]  # what stands before the neutral text
     neutral_ids: tuple[int, ...]
-    # the KV of what stands before chunks, by its ids. The caller of what encodes holds the compute
-    # lock, under which it may be computed
-    context_of: Callable[[tuple[int, ...], Pause], Context]
+    contexts: Contexts  # the KV of both, which may be computed under the caller's compute lock
     between: Pause = no_check  # called between layers, so that others may compute
 
     @property
@@ -85,7 +85,7 @@ class Encoder:
         if not self.neutral_ids and frequencies(len(before)) != frequencies(length):
             # the prefix has other KV in a prompt of this length
             return TokenRun(before + token_ids, skip=len(before))
-        context = self.context_of(before, self.between)
+        context = self.contexts.of(before, self.between)
         return TokenRun(
             token_ids, context if limit is None else context.cut(limit - len(token_ids))
         )

@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from ragkv import Engine, EngineConfig, StoreConfig
-from ragkv.prompt.shared_model import KEPT_CONTEXTS, NEUTRAL_TOKENS, neutral_ids
+from ragkv.scheduling.encoding.contexts import KEPT_CONTEXTS, NEUTRAL_TOKENS, neutral_ids
 from ragkv.store import Identity
 from tests import reference, tiny_models
 from tests.engine.helpers import A, B, C, Q, close, counts, stored, text_engine
@@ -170,7 +170,7 @@ def test_the_contexts_of_a_model_that_were_not_used_for_longest_are_dropped() ->
         contexts = engine.model.contexts
 
         def encode_behind(token: int) -> None:
-            engine.model.context((token,))
+            contexts.of((token,))
 
         for token in range(10, 10 + KEPT_CONTEXTS):
             encode_behind(token)
