@@ -25,7 +25,7 @@ from benchmarks.real import NO_DATA
 from benchmarks.real_sets import half_of, questions
 from benchmarks.sets import questions as sets_folder
 from ragkv.retrieval import Document, Embedder, Hit, Index, Splitter, resolve_embedder
-from ragkv.retrieval.rag.rag import search_text
+from ragkv.retrieval.rag.follow_ups import follow_up
 from ragkv.runtime.words import words
 
 FIRST = (1, 4, 6, 10)
@@ -85,7 +85,7 @@ def _found(index: Index, retriever: str, queries: Sequence[Query], joined: bool)
     began = time.process_time()
     hits = [
         index.search(
-            search_text(one.text, one.before if joined else ""), max(FIRST), retriever=retriever
+            follow_up(one.text, one.before if joined else ""), max(FIRST), retriever=retriever
         )
         for one in queries
     ]

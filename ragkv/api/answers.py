@@ -24,7 +24,7 @@ from .bodies.resources import (
     SpanBody,
 )
 from .limits import check_at_most
-from .service import Caller, record_answer
+from .service import ApiCall, record_answer
 from .settings import LimitsConfig
 from .sources import citations_of
 from .tenants import Tenant
@@ -65,7 +65,7 @@ def check_text(text: str, limits: LimitsConfig, param: str) -> None:
 
 
 @dataclasses.dataclass(slots=True)
-class Answering:
+class AnswerJob:
     """A request for an answer while it is worked on, in a worker thread."""
 
     context: WorkContext
@@ -144,26 +144,26 @@ class Answering:
 
 
 @contextmanager
-def answering(
-    caller: Caller, context: WorkContext, body: AskRequest | ChatRequest, question: str
-) -> Iterator[Answering]:
-    """The caller's tenant, and the session that `body` names, new or stored; raises `ApiError` if a
+def answer_job(
+    call: ApiCall, context: WorkContext, body: AskRequest | ChatRequest, question: str
+) -> Iterator[AnswerJob]:
+    """The sender's tenant, and the session that `body` names, new or stored; raises `ApiError` if a
     new one exceeds the quota.
 
     However the block ends, KV of passages that were deleted meanwhile is dropped.
 
     `question` is the title of a conversation that has none yet.
     """
-    with caller.service.tenants.lease(caller.principal) as tenant:
+    with call.service.tenants.lease(call.principal) as tenant:
         session = None
         if body.session_id is not None:
-            tenant.check_session_quota(caller.principal, body.session_id)
+            tenant.check_session_quota(call.principal, body.session_id)
             session = tenant.session(body.session_id)
-        work = Answering(context, tenant, session, title_from(question))
+        job = AnswerJob(context, tenant, session, title_from(question))
         try:
-            yield work
+            yield job
         finally:
-            work.drop_deleted()
+            job.drop_deleted()
 
 
 def nothing_found(collection: str) -> str:

@@ -208,8 +208,8 @@ def record_embedding(request: HTTPConnection, tokens: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
-    """Who sends a request, and the server. The request's work blocks, so it is done on threads."""
+class ApiCall:
+    """A request to the API: its sender, the server, and ways to do its blocking work on threads."""
 
     request: Request
     service: Service
@@ -244,7 +244,7 @@ class Caller:
         return await tasks.run(self.request, on_thread)
 
     async def run(self, work: Callable[[Tenant, Check], T], deletes: bool = False) -> T:
-        """Return what `work` returns of the caller's tenant, which stays open meanwhile. Long work
+        """Return what `work` returns of the sender's tenant, which stays open meanwhile. Long work
         calls its second argument before each batch.
 
         On a full disk stored KV is given up and the work is done again. For work that `deletes` the
@@ -273,11 +273,11 @@ class Caller:
         return await self.run(on_tenant)
 
 
-async def _caller(request: Request) -> Caller:
+async def _api_call(request: Request) -> ApiCall:
     principal = request.state.principal
     assert isinstance(principal, Principal)  # the middleware sets it before any route runs
-    return Caller(request, request.app.state.service, principal)
+    return ApiCall(request, request.app.state.service, principal)
 
 
 # FastAPI would call what is no coroutine on another thread
-CallerDep = Annotated[Caller, Depends(_caller)]
+ApiCallDep = Annotated[ApiCall, Depends(_api_call)]

@@ -12,7 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
-from ragkv.api.answers import Answering
+from ragkv.api.answers import AnswerJob
 from ragkv.api.keys import ANONYMOUS, KeyFile
 from ragkv.api.settings import LimitsConfig
 from ragkv.errors import CancelledError, DeadlineError
@@ -126,7 +126,7 @@ def test_an_answer_leaves_no_kv_of_a_text_that_was_deleted_meanwhile(
     filled(client)
     collections = service_of(client.app).tenants.opened()[""].collections
     engine = engine_of(client.app)
-    stream = Answering.stream
+    stream = AnswerJob.stream
 
     def delete_first(*given: Any, **more: Any) -> Any:
         """The passages are found; now their document is deleted, here or by another replica."""
@@ -144,7 +144,7 @@ def test_an_answer_leaves_no_kv_of_a_text_that_was_deleted_meanwhile(
             raise DeadlineError("The time is over.")
         yield from stream(*given, **more)
 
-    monkeypatch.setattr(Answering, "stream", delete_first)
+    monkeypatch.setattr(AnswerJob, "stream", delete_first)
     asked = {"question": "Who built the mill of Oro?", "collection": "facts", "max_tokens": 2}
     chat = {
         "model": "reader:facts",

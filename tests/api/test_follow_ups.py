@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from ragkv.retrieval.rag.rag import BEFORE_CHARS, question_before, search_text
+from ragkv.retrieval.rag.follow_ups import BEFORE_CHARS, follow_up, question_before
 from tests.engine.helpers import text_engine
 
 from .helpers import FACTS, filled
@@ -63,5 +63,5 @@ def test_the_question_before_is_whole_with_and_without_the_template_behind_it(ra
 
 
 def test_of_a_long_question_before_the_end_is_searched_for() -> None:
-    assert search_text("b?", "") == search_text("b?", " \n") == "b?"
-    assert search_text("b?", f"{'x' * 900} a?") == f"{'x' * (BEFORE_CHARS - 3)} a?\nb?"
+    assert follow_up("b?", "") == follow_up("b?", " \n") == "b?"
+    assert follow_up("b?", f"{'x' * 900} a?") == f"{'x' * (BEFORE_CHARS - 3)} a?\nb?"

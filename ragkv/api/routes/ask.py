@@ -13,7 +13,7 @@ from ragkv.types import TokenEvent
 from .. import answers
 from ..bodies.resources import AskRequest, AskResponse, PrefillReport
 from ..limits import check_at_most
-from ..service import CallerDep
+from ..service import ApiCallDep
 from ..sources import sources_of
 from ..sse import Stream, format_event
 from ..work import WorkContext
@@ -35,26 +35,26 @@ _EVENTS = (
     response_model=AskResponse,
     responses={200: {"description": _EVENTS, "content": {"text/event-stream": {}}}},
 )
-async def ask(body: AskRequest, caller: CallerDep) -> AskResponse | Response:
+async def ask(body: AskRequest, call: ApiCallDep) -> AskResponse | Response:
     """Retrieve passages, fuse their stored KV, and answer with sources, citations and a report."""
-    limits = caller.limits
+    limits = call.limits
     answers.check_text(body.question, limits, "question")
     check_at_most(body.k, limits.documents, "k", "documents")
     max_tokens, notes = answers.max_tokens_of(body.max_tokens, limits)
     form = body.response_format.form if body.response_format else None
 
     def events(context: WorkContext) -> Generator[NamedEvent | AskResponse, None, None]:
-        with answers.answering(caller, context, body, body.question) as answering:
-            tenant = answering.tenant
+        with answers.answer_job(call, context, body, body.question) as job:
+            tenant = job.tenant
             with tenant.preparing(context.check):
-                found = answering.retrieve(body.question, body)
+                found = job.retrieve(body.question, body)
                 question = tenant.engine.intake.encode(body.question)
             sources = sources_of(found.hits)
             numbers = [source.number for source in sources]
             yield "sources", {"sources": [source.model_dump() for source in sources]}
             options = body.engine_options
             options["max_new_tokens"], options["response_format"] = max_tokens, form
-            for event in answering.stream(question, found.chunks, answering.session, **options):
+            for event in job.stream(question, found.chunks, job.session, **options):
                 if isinstance(event, PromptReport):
                     report = PrefillReport(**answers.prefill_fields(event, numbers))
                     yield "prompt", report.model_dump()
@@ -75,9 +75,9 @@ async def ask(body: AskRequest, caller: CallerDep) -> AskResponse | Response:
                     )
 
     if body.stream:
-        items = await caller.service.answer_pool.stream(caller.request, events)
+        items = await call.service.answer_pool.stream(call.request, events)
         return Stream(items, _shown, lambda error: format_event(error.body, "error"))
-    return await caller.answer(events, AskResponse)
+    return await call.answer(events, AskResponse)
 
 
 def _shown(item: NamedEvent | AskResponse) -> list[str]:

@@ -44,7 +44,7 @@ from ..bodies.resources import AnswerReport, RetrievalBody, SourceBody
 from ..bodies.tools import NamedTool, ToolDefinition, called, check_choice
 from ..errors import ApiError
 from ..limits import check_at_most
-from ..service import Caller, CallerDep
+from ..service import ApiCall, ApiCallDep
 from ..settings import LimitsConfig
 from ..sources import (
     annotations_of,
@@ -69,14 +69,14 @@ _STREAM = "With `stream`: chat.completion.chunk objects, then `[DONE]`; the last
     response_model=schemas.ChatResponse,
     responses={200: {"description": _STREAM, "content": {"text/event-stream": {}}}},
 )
-async def chat(body: ChatRequest, caller: CallerDep) -> schemas.ChatResponse | Response:
+async def chat(body: ChatRequest, call: ApiCallDep) -> schemas.ChatResponse | Response:
     """OpenAI's endpoint. `documents` come with the request, or `rag` finds them; the answer cites
     them as [n].
     """
-    completion = ChatCompletion.of(caller, body)
+    completion = ChatCompletion.of(call, body)
     if not body.stream:
-        return await caller.answer(completion.events, schemas.ChatResponse)
-    items = await caller.service.answer_pool.stream(caller.request, completion.events)
+        return await call.answer(completion.events, schemas.ChatResponse)
+    items = await call.service.answer_pool.stream(call.request, completion.events)
     options = body.stream_options
     with_usage = options is not None and options.include_usage
     head = completion.head
@@ -99,7 +99,7 @@ async def chat(body: ChatRequest, caller: CallerDep) -> schemas.ChatResponse | R
 class ChatCompletion:
     """One chat request and the way to answer it."""
 
-    caller: Caller
+    call: ApiCall
     body: ChatRequest
     # which passages to find: as `rag` says, by default in the collection that the model's name has
     rag: RetrievalBody | None
@@ -108,12 +108,12 @@ class ChatCompletion:
     head: schemas.ChatHead  # what names the answer
 
     @classmethod
-    def of(cls, caller: Caller, body: ChatRequest) -> Self:
+    def of(cls, call: ApiCall, body: ChatRequest) -> Self:
         """The completion of a request. Raises `ApiError` for everything that can be refused before
         any work.
         """
-        limits = caller.limits
-        collection = caller.service.collection_of(body.model)
+        limits = call.limits
+        collection = call.service.collection_of(body.model)
         rag = body.rag
         if collection is not None and (rag is None or "collection" not in rag.model_fields_set):
             rag = (rag or RetrievalBody()).model_copy(update={"collection": collection})
@@ -124,7 +124,7 @@ class ChatCompletion:
         parts = [part for message in body.messages for part in message.parts]
         id = f"chatcmpl-{uuid.uuid4().hex}"
         head = schemas.ChatHead(id=id, created=int(time.time()), model=body.model)
-        return cls(caller, body, rag, max_tokens, notes_of([body, *parts]) + cut, head)
+        return cls(call, body, rag, max_tokens, notes_of([body, *parts]) + cut, head)
 
     @property
     def _tools(self) -> Sequence[ToolDefinition]:
@@ -136,20 +136,20 @@ class ChatCompletion:
     ) -> Generator[schemas.Piece | schemas.ChatResponse, None, None]:
         """Pieces of the answer as soon as they are certain, then the whole response."""
         asked = [message.text for message in self.body.messages if message.role == "user"]
-        with answers.answering(self.caller, context, self.body, asked[-1]) as answering:
-            tenant = answering.tenant
+        with answers.answer_job(self.call, context, self.body, asked[-1]) as job:
+            tenant = job.tenant
             # 1. Find the documents and build the prompt.
             with tenant.preparing(context.check):
                 found = answers.Found("")
                 if self.rag is not None:
                     param = "rag.collection" if self.body.rag else "model"
                     before = asked[-2] if len(asked) > 1 else ""
-                    found = answering.retrieve(asked[-1], self.rag, param, before)
+                    found = job.retrieve(asked[-1], self.rag, param, before)
                 sources = self._sources(found)
                 left_out = tenant.passages_left_out(context.check)
-                prompt = self._prompt(answering, sources, found)
+                prompt = self._prompt(job, sources, found)
             # 2. Answer.
-            response = yield from self._answered(answering, prompt, sources)
+            response = yield from self._answered(job, prompt, sources)
             response.ragkv.notes += [*left_out, *self._without_documents(tenant, prompt)]
             yield response
 
@@ -165,10 +165,10 @@ class ChatCompletion:
         return sources + sources_of(found.hits, len(sources) + 1)
 
     def _prompt(
-        self, answering: answers.Answering, sources: Sequence[SourceBody], found: answers.Found
+        self, job: answers.AnswerJob, sources: Sequence[SourceBody], found: answers.Found
     ) -> ChatPrompt:
         """The messages with the sources, as the engine takes them. What was found keeps its ids."""
-        chat = answering.tenant.chat
+        chat = job.tenant.chat
         given = len(sources) - len(found.chunks)
         ids = [()] * given + [chunk.token_ids for chunk in found.chunks]
         documents = tuple(
@@ -178,7 +178,7 @@ class ChatCompletion:
         turns = [_plain(message) for message in self.body.messages]
         tools = tuple(tool.for_prompt for tool in self.body.tools or ())
         request = ChatInput(insert_documents(turns, documents, chat.separator), documents, tools)
-        if answering.session is None:
+        if job.session is None:
             # The next request's messages will not hold the documents, so such a conversation is not
             # kept.
             return chat.build_prompt(request, not documents, None)
@@ -187,13 +187,13 @@ class ChatCompletion:
                 "With a session the last message must be the user's or a tool's: it is the "
                 "question."
             )
-        return chat.build_prompt(request, False, answering.session)
+        return chat.build_prompt(request, False, job.session)
 
     def _answered(
-        self, answering: answers.Answering, prompt: ChatPrompt, sources: list[SourceBody]
+        self, job: answers.AnswerJob, prompt: ChatPrompt, sources: list[SourceBody]
     ) -> Generator[schemas.Piece, None, schemas.ChatResponse]:
         """Pieces of the answer; returns the response."""
-        tenant = answering.tenant
+        tenant = job.tenant
         form = self._form(tenant)
         names = [tool.function.name for tool in self._tools]
         tokens = TokenText(tenant.engine.tokenizer) if self.body.logprobs else None
@@ -207,7 +207,7 @@ class ChatCompletion:
         answer: Answer | None = None
         filtered = CallFilter(names, form is not None and not form.schema)
         try:
-            made = answering.stream(prompt.question, prompt.chunks, session, **options)
+            made = job.stream(prompt.question, prompt.chunks, session, **options)
             with closing(made) as events:
                 for event in events:
                     if isinstance(event, TokenEvent):
@@ -261,7 +261,7 @@ class ChatCompletion:
         names = tenant.collections.folders.names()
         if not names or self.body.documents:
             return []
-        model = self.caller.service.model_id
+        model = self.call.service.model_id
         return [
             f"answered without documents, as the model {model} does; {model}:{names[0]} answers "
             f"from the collection {names[0]}"

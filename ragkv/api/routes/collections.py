@@ -17,7 +17,7 @@ from ..documents.upload_parsing import FORM, Parsed, Upload, parse_upload
 from ..errors import not_found
 from ..keys import Principal
 from ..limits import check_at_most, check_disk
-from ..service import Caller, CallerDep
+from ..service import ApiCall, ApiCallDep
 from ..sources import sources_of, title_of
 from ..tenants import Tenant
 
@@ -54,11 +54,9 @@ _DOCUMENTS_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": 
 
 
 @router.get("", summary="List collections")
-async def list_collections(caller: CallerDep) -> schemas.Listed[schemas.CollectionBody]:
+async def list_collections(call: ApiCallDep) -> schemas.Listed[schemas.CollectionBody]:
     """The caller's collections, by name."""
-    return schemas.Listed(
-        data=await caller.run(lambda tenant, _: tenant.collections.folders.infos())
-    )
+    return schemas.Listed(data=await call.run(lambda tenant, _: tenant.collections.folders.infos()))
 
 
 @router.post(
@@ -68,31 +66,31 @@ async def list_collections(caller: CallerDep) -> schemas.Listed[schemas.Collecti
     responses={200: {"description": "It existed", "model": schemas.CollectionBody}},
 )
 async def create_collection(
-    body: schemas.CollectionIn, response: Response, caller: CallerDep
+    body: schemas.CollectionIn, response: Response, call: ApiCallDep
 ) -> schemas.CollectionBody:
     """Create an empty collection of that name, unless it exists."""
 
     def work(tenant: Tenant, _: Check) -> tuple[bool, schemas.CollectionBody]:
         def check(held: int) -> None:
-            tenant.check_quota(caller.principal, "collections", held, 1)
+            tenant.check_quota(call.principal, "collections", held, 1)
 
         return tenant.collections.folders.create(body.name, check), _info(tenant, body.name)
 
-    created, info = await caller.run(work)
+    created, info = await call.run(work)
     response.status_code = 201 if created else 200
     return info
 
 
 @router.get("/{name}", summary="Show a collection")
-async def show_collection(name: CollectionName, caller: CallerDep) -> schemas.CollectionBody:
+async def show_collection(name: CollectionName, call: ApiCallDep) -> schemas.CollectionBody:
     """The size of a collection."""
-    return await caller.run(lambda tenant, _: _info(tenant, name))
+    return await call.run(lambda tenant, _: _info(tenant, name))
 
 
 @router.delete("/{name}", summary="Delete a collection")
-async def delete_collection(name: CollectionName, caller: CallerDep) -> schemas.Deleted:
+async def delete_collection(name: CollectionName, call: ApiCallDep) -> schemas.Deleted:
     """Delete its documents, and the KV of every text that no other collection holds."""
-    if not await caller.run(lambda tenant, _: tenant.collections.delete(name), deletes=True):
+    if not await call.run(lambda tenant, _: tenant.collections.delete(name), deletes=True):
         raise not_found("collection", name, "name")
     return schemas.Deleted(id=name)
 
@@ -100,32 +98,32 @@ async def delete_collection(name: CollectionName, caller: CallerDep) -> schemas.
 @router.post(
     "/{name}/documents", status_code=201, summary="Store documents", openapi_extra=_DOCUMENTS_BODY
 )
-async def add_documents(name: CollectionName, caller: CallerDep) -> schemas.IngestResponse:
+async def add_documents(name: CollectionName, call: ApiCallDep) -> schemas.IngestResponse:
     """Store documents, as JSON or as files in a form: split, index and encode new ones. Unchanged
     ones cost nothing.
     """
-    parsed = await _documents(caller)
-    return await caller.run(partial(_ingest, caller.principal, name, parsed))
+    parsed = await _documents(call)
+    return await call.run(partial(_ingest, call.principal, name, parsed))
 
 
 @router.get("/{name}/documents", summary="List documents")
 async def list_documents(
     name: CollectionName,
-    caller: CallerDep,
+    call: ApiCallDep,
     limit: Annotated[int, Query(ge=1, le=1000, description="Documents per page.")] = 100,
     after: Annotated[
         str, Query(pattern=r"^[0-9]{1,18}$", description="`next` of the previous page.")
     ] = "0",
 ) -> schemas.DocumentList:
     """A page of documents, in the order in which they were stored."""
-    return await caller.run_on_collection(
+    return await call.run_on_collection(
         name, lambda collection, _: _page(collection.index, limit, int(after))
     )
 
 
 @router.get("/{name}/documents/{document_id:path}", summary="Show a document")
 async def show_document(
-    name: CollectionName, document_id: DocumentId, caller: CallerDep
+    name: CollectionName, document_id: DocumentId, call: ApiCallDep
 ) -> schemas.DocumentOut:
     """A document's text and metadata."""
 
@@ -144,12 +142,12 @@ async def show_document(
             metadata=dict(document.metadata),
         )
 
-    return await caller.run_on_collection(name, work)
+    return await call.run_on_collection(name, work)
 
 
 @router.delete("/{name}/documents/{document_id:path}", summary="Delete a document")
 async def delete_document(
-    name: CollectionName, document_id: DocumentId, caller: CallerDep
+    name: CollectionName, document_id: DocumentId, call: ApiCallDep
 ) -> schemas.Deleted:
     """Delete it, and the KV of every text that no other document holds."""
 
@@ -157,18 +155,18 @@ async def delete_document(
         with tenant.collections.lease(name) as collection:
             return bool(tenant.collections.remove(collection, [document_id], check).deleted)
 
-    if not await caller.run(work, deletes=True):
+    if not await call.run(work, deletes=True):
         raise not_found("document", document_id, "document_id")
     return schemas.Deleted(id=document_id)
 
 
 @router.post("/{name}/search", summary="Search a collection")
 async def search(
-    name: CollectionName, body: schemas.SearchRequest, caller: CallerDep
+    name: CollectionName, body: schemas.SearchRequest, call: ApiCallDep
 ) -> schemas.SearchResponse:
     """The passages that a question would be answered from."""
-    check_text(body.query, caller.limits, "query")
-    check_at_most(body.k, caller.limits.documents, "k", "documents")
+    check_text(body.query, call.limits, "query")
+    check_at_most(body.k, call.limits.documents, "k", "documents")
 
     def work(collection: Rag, check: Check) -> schemas.SearchResponse:
         hits = collection.index.search(
@@ -176,22 +174,22 @@ async def search(
         )
         return schemas.SearchResponse(hits=sources_of(hits))
 
-    return await caller.run_on_collection(name, work)
+    return await call.run_on_collection(name, work)
 
 
-async def _documents(caller: Caller) -> Parsed:
+async def _documents(call: ApiCall) -> Parsed:
     """The documents of a request's body; of a large one also the passages. Raises `ApiError`."""
-    request = caller.request
-    service = caller.service
+    request = call.request
+    service = call.service
     kind = request.headers.get("content-type", "")
     size = request.headers.get("content-length", "")
-    upload = Upload(kind, caller.limits)
+    upload = Upload(kind, call.limits)
     if not kind.lower().startswith(FORM) and size.isdecimal() and int(size[:20]) <= SMALL_BYTES:
         return Parsed(parse_upload(upload, await _body(request)))
-    async with service.parser.place(caller.principal.tenant):
+    async with service.parser.place(call.principal.tenant):
         large = dataclasses.replace(upload, splitter=service.tenants.splitter)
         body = await _body(request)
-        return await caller.run_task(lambda check: service.parser.parse(large, body, check))
+        return await call.run_task(lambda check: service.parser.parse(large, body, check))
 
 
 async def _body(request: Request) -> bytes:

@@ -15,7 +15,7 @@ from ..bodies.parts import Strict, optional
 from ..bodies.resources import Listed
 from ..errors import ApiError, unknown_model
 from ..limits import check_at_most
-from ..service import CallerDep, Service, record_embedding
+from ..service import ApiCallDep, Service, record_embedding
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
@@ -75,18 +75,18 @@ class EmbeddingsResponse(Listed[Embedding]):
 
 
 @router.post("/embeddings", summary="Embed texts", name="embeddings")
-async def embed(body: EmbeddingsRequest, caller: CallerDep) -> EmbeddingsResponse:
+async def embed(body: EmbeddingsRequest, call: ApiCallDep) -> EmbeddingsResponse:
     """The vectors of dense retrieval. A text longer than the model's window gets one vector from
     its parts.
     """
-    embedder = _embedder(caller.service, body.model)
-    owner = caller.principal.tenant
+    embedder = _embedder(call.service, body.model)
+    owner = call.principal.tenant
 
     def work(check: Check) -> EmbeddingsResponse:
         texts = [body.input] if isinstance(body.input, str) else body.input
-        check_at_most(len(texts), caller.limits.inputs, "input", "texts (limits.inputs)")
+        check_at_most(len(texts), call.limits.inputs, "input", "texts (limits.inputs)")
         for text in texts:
-            check_text(text, caller.limits, "input")
+            check_text(text, call.limits, "input")
         if body.dimensions not in (None, embedder.dimension):
             message = (
                 f"dimensions is {body.dimensions}; {embedder.name} has "
@@ -98,13 +98,13 @@ async def embed(body: EmbeddingsRequest, caller: CallerDep) -> EmbeddingsRespons
         for text in texts:
             check()
             tokens += embedder.count_tokens(text, owner)
-        record_embedding(caller.request, tokens)
+        record_embedding(call.request, tokens)
         encoded = [_encode(vector, body.encoding_format) for vector in vectors]
         data = [Embedding(index=number, embedding=one) for number, one in enumerate(encoded)]
         usage = EmbeddingsUsage(prompt_tokens=tokens, total_tokens=tokens)
         return EmbeddingsResponse(data=data, model=embedder.name, usage=usage)
 
-    return await caller.run_task(work)
+    return await call.run_task(work)
 
 
 def _embedder(service: Service, model: str) -> Embedder:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from ..bodies.documents import ID_PATTERN
 from ..bodies.resources import Listed
 from ..errors import unknown_model
-from ..service import CallerDep, Service
+from ..service import ApiCallDep, Service
 from ..tenants import Tenant
 
 router = APIRouter(prefix="/v1/models", tags=["openai"])
@@ -30,7 +30,7 @@ class Model(BaseModel):
 
 @router.get("", summary="List models")
 async def list_models(
-    caller: CallerDep,
+    call: ApiCallDep,
     type: Annotated[
         Kind, Query(description="chat: what can answer, so that chat clients offer no other.")
     ] = "chat",
@@ -38,7 +38,7 @@ async def list_models(
     """`model:collection` for each collection, from which it answers; last the language model, which
     answers without documents.
     """
-    return Listed(data=await caller.run(lambda tenant, _: models_of(caller.service, tenant, type)))
+    return Listed(data=await call.run(lambda tenant, _: models_of(call.service, tenant, type)))
 
 
 @router.get("/{model:path}", summary="Show a model")
@@ -46,11 +46,11 @@ async def show_model(
     model: Annotated[
         str, Path(pattern=ID_PATTERN, description="The model's id.", examples=["smollm2"])
     ],
-    caller: CallerDep,
+    call: ApiCallDep,
 ) -> Model:
     """One of the models, of either type, by its id."""
-    service = caller.service
-    models = await caller.run(
+    service = call.service
+    models = await call.run(
         lambda tenant, _: models_of(service, tenant) + models_of(service, tenant, "embedding")
     )
     for one in models:

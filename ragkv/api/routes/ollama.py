@@ -21,7 +21,7 @@ from ragkv.runtime import Check
 from ..bodies.chat_answer import ChatResponse, Piece
 from ..bodies.ollama import OllamaEmbedRequest, OllamaRequest, ShowRequest, validated
 from ..errors import not_found
-from ..service import CallerDep, Service
+from ..service import ApiCallDep, Service
 from ..sse import Stream
 from ..tenants import Tenant
 from .chat import ChatCompletion
@@ -43,41 +43,41 @@ async def version() -> dict[str, str]:
 
 @router.api_route("/tags", methods=["GET", "HEAD"])
 @router.get("/ps")
-async def tags(caller: CallerDep) -> dict[str, Any]:
+async def tags(call: ApiCallDep) -> dict[str, Any]:
     """The models of `/v1/models`, all of which are loaded."""
 
     def work(tenant: Tenant, _: Check) -> list[dict[str, Any]]:
-        found = models_of(caller.service, tenant)
-        return [_described(caller.service, tenant, one.id) for one in found]
+        found = models_of(call.service, tenant)
+        return [_described(call.service, tenant, one.id) for one in found]
 
-    return {"models": await caller.run(work)}
+    return {"models": await call.run(work)}
 
 
 @router.post("/show")
-async def show(body: ShowRequest, caller: CallerDep) -> dict[str, Any]:
+async def show(body: ShowRequest, call: ApiCallDep) -> dict[str, Any]:
     """What is known of a model. Raises `ApiError` for one that `/api/tags` does not list."""
-    collection = caller.service.collection_of(body.model.removesuffix(":latest"))
+    collection = call.service.collection_of(body.model.removesuffix(":latest"))
 
     def work(tenant: Tenant, _: Check) -> dict[str, Any]:
         if collection is not None and tenant.collections.folders.key(collection) is None:
             raise not_found("collection", collection, "model")
-        return _described(caller.service, tenant, body.model)
+        return _described(call.service, tenant, body.model)
 
-    found = await caller.run(work)
+    found = await call.run(work)
     return {**found, "capabilities": ["completion", "tools"], "template": "", "parameters": ""}
 
 
 @router.post("/embed")
 @router.post("/embeddings")
-async def embeddings(body: OllamaEmbedRequest, caller: CallerDep) -> dict[str, Any]:
+async def embeddings(body: OllamaEmbedRequest, call: ApiCallDep) -> dict[str, Any]:
     """Embed texts; `/api/embeddings` has one vector, `/api/embed` a list of them."""
     name = body.model.removesuffix(":latest")
     if not body.input:  # how clients ask for a model to be loaded
         return {"model": body.model, "embeddings": []}
     fields = {"model": name, "input": body.input, "dimensions": body.dimensions}
-    made = await embed(validated(EmbeddingsRequest, fields), caller)
+    made = await embed(validated(EmbeddingsRequest, fields), call)
     vectors = [one.embedding for one in made.data]
-    if caller.request.url.path.endswith("/embeddings"):
+    if call.request.url.path.endswith("/embeddings"):
         return {"embedding": vectors[0]}
     return {
         "model": body.model,
@@ -88,10 +88,10 @@ async def embeddings(body: OllamaEmbedRequest, caller: CallerDep) -> dict[str, A
 
 @router.post("/chat")
 @router.post("/generate")
-async def answer(body: OllamaRequest, caller: CallerDep) -> Response:
+async def answer(body: OllamaRequest, call: ApiCallDep) -> Response:
     """Answer a chat or a prompt, in lines or whole."""
-    completion = ChatCompletion.of(caller, body.as_chat(caller.service.model_id))
-    is_chat = caller.request.url.path.endswith("/chat")
+    completion = ChatCompletion.of(call, body.as_chat(call.service.model_id))
+    is_chat = call.request.url.path.endswith("/chat")
 
     def line(text: str, calls: Sequence[Any] = (), **more: Any) -> dict[str, Any]:
         """A piece of text, or calls of tools, as one line of an answer."""
@@ -128,9 +128,9 @@ async def answer(body: OllamaRequest, caller: CallerDep) -> Response:
         reason = "unload" if body.unloads else "load"
         return JSONResponse(line("", done=True, done_reason=reason))
     if not body.stream:
-        whole = await caller.answer(completion.events, ChatResponse)
+        whole = await call.answer(completion.events, ChatResponse)
         return JSONResponse(last(whole, whole.choices[0].message.content or ""))
-    items = await caller.service.answer_pool.stream(caller.request, completion.events)
+    items = await call.service.answer_pool.stream(call.request, completion.events)
 
     def show(item: Piece | ChatResponse) -> list[str]:
         return [json.dumps(line(item.text) if isinstance(item, Piece) else last(item, "")) + "\n"]

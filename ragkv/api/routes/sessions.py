@@ -1,4 +1,4 @@
-"""/v1/sessions: conversations that a caller named. Their KV is stored, so a turn computes only its
+"""/v1/sessions: conversations that a call named. Their KV is stored, so a turn computes only its
 new tokens.
 """
 
@@ -18,7 +18,7 @@ from ..answers import SAVE_S
 from ..bodies.parts import Strict, optional
 from ..bodies.resources import SESSION_PATTERN, Deleted, Listed, SessionId
 from ..errors import ApiError, not_found
-from ..service import CallerDep
+from ..service import ApiCallDep
 from ..tenants import Tenant
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
@@ -55,40 +55,38 @@ class RewindRequest(Strict):
 
 @router.get("", summary="List conversations")
 async def list_sessions(
-    caller: CallerDep,
+    call: ApiCallDep,
     limit: Annotated[int, Query(ge=1, le=10_000, description="The most conversations.")] = 1000,
 ) -> Listed[SessionBody]:
-    """The caller's conversations, the last used first."""
-    return await caller.run(
+    """The call's conversations, the last used first."""
+    return await call.run(
         lambda tenant, _: Listed(data=_infos(tenant, tenant.last_sessions(limit)))
     )
 
 
 @router.get("/{session_id}", summary="Show a conversation")
-async def show_session(session_id: SessionPath, caller: CallerDep) -> SessionBody:
+async def show_session(session_id: SessionPath, call: ApiCallDep) -> SessionBody:
     """The length of a conversation."""
-    return await caller.run(lambda tenant, _: _info(tenant, session_id))
+    return await call.run(lambda tenant, _: _info(tenant, session_id))
 
 
 @router.delete("/{session_id}", summary="Delete a conversation")
-async def delete_session(session_id: SessionPath, caller: CallerDep) -> Deleted:
+async def delete_session(session_id: SessionPath, call: ApiCallDep) -> Deleted:
     """Delete its history, and its KV unless another conversation shares it."""
-    await caller.run(
+    await call.run(
         lambda tenant, check: _stored_session(tenant, session_id).delete(check), deletes=True
     )
     return Deleted(id=session_id)
 
 
 @router.post("/{session_id}/fork", status_code=201, summary="Copy a conversation")
-async def fork_session(
-    session_id: SessionPath, body: ForkRequest, caller: CallerDep
-) -> SessionBody:
+async def fork_session(session_id: SessionPath, body: ForkRequest, call: ApiCallDep) -> SessionBody:
     """A new conversation with the same history. Both share its KV and continue independently."""
     copy_id = body.to or f"fork-{uuid.uuid4().hex}"
 
     def work(tenant: Tenant, _: Check) -> SessionBody:
         session = _stored_session(tenant, session_id)
-        tenant.check_session_quota(caller.principal, copy_id)
+        tenant.check_session_quota(call.principal, copy_id)
         try:
             copy = session.fork(tenant.engine_session_id(copy_id))
         except InputError as error:
@@ -97,12 +95,12 @@ async def fork_session(
         copy.wait_saved(SAVE_S)
         return _info(tenant, copy_id)
 
-    return await caller.run(work)
+    return await call.run(work)
 
 
 @router.post("/{session_id}/rewind", summary="Take back turns")
 async def rewind_session(
-    session_id: SessionPath, body: RewindRequest, caller: CallerDep
+    session_id: SessionPath, body: RewindRequest, call: ApiCallDep
 ) -> SessionBody:
     """Take back the last turns, to ask again or ask differently in the same conversation.
 
@@ -123,7 +121,7 @@ async def rewind_session(
             title=session.title,
         )
 
-    return await caller.run(work)
+    return await call.run(work)
 
 
 def _stored_session(tenant: Tenant, session_id: str) -> Session:

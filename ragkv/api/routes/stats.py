@@ -1,4 +1,4 @@
-"""/v1/stats: the caller's store."""
+"""/v1/stats: the call's store."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ from pydantic import BaseModel, Field
 from ragkv.runtime import Check
 
 from ..health import described
-from ..service import CallerDep
+from ..service import ApiCallDep
 from ..tenants import Tenant
 
 router = APIRouter(prefix="/v1", tags=["stats"])
 
 
 class TierInfo(BaseModel):
-    """A tier of the caller's store."""
+    """A tier of the call's store."""
 
     tier: str = Field(description="memory, disk, redis or s3.")
     entries: int | None = Field(
@@ -32,7 +32,7 @@ class TierInfo(BaseModel):
 
 
 class StatsResponse(BaseModel):
-    """The model, and the caller's store."""
+    """The model, and the call's store."""
 
     replica: str = Field(
         description="The process that answered, as in the header x-replica and in its log."
@@ -51,9 +51,9 @@ class StatsResponse(BaseModel):
     selector: str = Field(description="The selector of requests that name none.")
 
 
-@router.get("/stats", summary="Show the caller's store")
-async def stats(caller: CallerDep) -> StatsResponse:
-    """Tiers and settings of the caller; nothing about other tenants. Operators find more in
+@router.get("/stats", summary="Show the call's store")
+async def stats(call: ApiCallDep) -> StatsResponse:
+    """Tiers and settings of the call; nothing about other tenants. Operators find more in
     `/metrics`.
     """
 
@@ -62,16 +62,16 @@ async def stats(caller: CallerDep) -> StatsResponse:
         engine = tenant.engine
         remotes = found.remotes.items()
         method = engine.controller.methods.of({})
-        server = caller.service.vllm
+        server = call.service.vllm
         own = {
             "ratio": None if method.controlled else method.ratio,
             "selector": method.selector.name,
         }
         chosen: Mapping[str, Any] = own if server is None else server.connector
         return StatsResponse(
-            replica=caller.service.replica,
+            replica=call.service.replica,
             degraded=described(name for name, remote in remotes if not remote.answers),
-            model=caller.service.model_id,
+            model=call.service.model_id,
             kv_bytes_per_token=engine.entries.encoder.bytes_per_token,
             dtype=found.dtype,
             context_tokens=engine.model.adapter.context_length,
@@ -83,4 +83,4 @@ async def stats(caller: CallerDep) -> StatsResponse:
             selector=chosen["selector"],
         )
 
-    return await caller.run(work)
+    return await call.run(work)

@@ -2,7 +2,7 @@
 
 from .corpus import Corpus, RagIngestReport, splitter_of
 from .files import FileOptions, FileOutcome, FileProgress, nothing_read, printable
-from .rag import Rag, RagAnswer
+from .rag import Rag, RagAnswer, RagOptions
 from .sweep import sweep
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Rag",
     "RagAnswer",
     "RagIngestReport",
+    "RagOptions",
     "nothing_read",
     "printable",
     "splitter_of",

@@ -7,13 +7,12 @@ knows no command line and no network protocol.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Unpack, get_args
+from typing import Literal, Unpack, cast, get_args
 
 from ragkv.conversations import Session
 from ragkv.engine import Engine
 from ragkv.errors import InputError
 from ragkv.prompt import AnswerOptions
-from ragkv.prompt.history import PartKind
 from ragkv.retrieval import Hit, Index, Passage, Where
 from ragkv.runtime import Check, Closing, no_check
 from ragkv.runtime.arguments import check_words
@@ -21,12 +20,19 @@ from ragkv.scheduling import Work
 from ragkv.types import Answer, Chunk, TokenEvent, brief
 
 from .corpus import Corpus
+from .follow_ups import follow_up, question_before
 
 Order = Literal["best-last", "score", "document"]
 # How many chunks a question gets, as in the evaluation of the CacheBlend paper.
 DEFAULT_K = 6
-# Of the question before only so much is searched for: a client may have put documents before it.
-BEFORE_CHARS = 500
+
+
+class RagOptions(AnswerOptions, total=False):
+    """Options of `Rag.ask` and `Rag.stream`: those of the search, then those of the answer."""
+
+    retriever: str | None
+    where: Where | None
+    order: Order | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,7 @@ class Rag(Closing):
         """
         if isinstance(before, Session):
             before = question_before(before, self.engine.tokenizer)
-        query = search_text(question, before or "")
+        query = follow_up(question, before) if before else question
         hits = self.index.search(query, k, retriever=retriever, where=where, check=check)
         return self.in_order(hits, order)
 
@@ -108,18 +114,15 @@ class Rag(Closing):
         question: str,
         k: int = DEFAULT_K,
         *,
-        retriever: str | None = None,
-        where: Where | None = None,
-        order: Order | None = None,
         session: Session | None = None,
-        **how: Unpack[AnswerOptions],
+        **options: Unpack[RagOptions],
     ) -> Iterator[TokenEvent | RagAnswer]:
-        """Retrieve passages, then token events as they come, and the answer. `how` is for
-        `Engine.stream`. Raises `InputError` for an empty question.
+        """Retrieve passages, then token events as they come, and the answer. Raises `InputError`
+        for an empty question, and what `Engine.stream` raises.
         """
-        search = {"retriever": retriever, "where": where, "order": order, "before": session}
-        hits = self._found(question, how, k, **search)
-        for event in self.engine.stream(question, self.chunks_of(hits), session, **how):
+        hits, of_answer = self._found(question, k, session, options)
+        events = self.engine.stream(question, self.chunks_of(hits), session, **of_answer)
+        for event in events:
             yield event if isinstance(event, TokenEvent) else RagAnswer(event, hits)
 
     def ask(
@@ -127,25 +130,35 @@ class Rag(Closing):
         question: str,
         k: int = DEFAULT_K,
         *,
-        retriever: str | None = None,
-        where: Where | None = None,
-        order: Order | None = None,
         session: Session | None = None,
-        **how: Unpack[AnswerOptions],
+        **options: Unpack[RagOptions],
     ) -> RagAnswer:
         """The answer of `stream`, once missed chunks are stored: see `Engine.answer`."""
-        search = {"retriever": retriever, "where": where, "order": order, "before": session}
-        hits = self._found(question, how, k, **search)
-        return RagAnswer(self.engine.answer(question, self.chunks_of(hits), session, **how), hits)
+        hits, of_answer = self._found(question, k, session, options)
+        answer = self.engine.answer(question, self.chunks_of(hits), session, **of_answer)
+        return RagAnswer(answer, hits)
 
-    def _found(self, question: str, how: AnswerOptions, k: int, **search: Any) -> tuple[Hit, ...]:
-        """The passages for a question that is answered next: the search counts for its deadline."""
+    def _found(
+        self, question: str, k: int, session: Session | None, options: RagOptions
+    ) -> tuple[tuple[Hit, ...], AnswerOptions]:
+        """The passages for a question that is answered next, and the options of its answer: the
+        search counts for the deadline.
+        """
         check_words("question", question)
-        work = Work("", how.get("deadline_s"), how.get("cancel"))
-        hits = self.retrieve(question, k, check=work.check, **search)
-        if how.get("deadline_s") is not None:
-            how["deadline_s"] = work.remaining_s()
-        return hits
+        work = Work("", options.get("deadline_s"), options.get("cancel"))
+        hits = self.retrieve(
+            question,
+            k,
+            retriever=options.pop("retriever", None),
+            where=options.pop("where", None),
+            order=options.pop("order", None),
+            before=session,
+            check=work.check,
+        )
+        of_answer = cast("AnswerOptions", options)
+        if of_answer.get("deadline_s") is not None:
+            of_answer["deadline_s"] = work.remaining_s()
+        return hits, of_answer
 
     def chunks_of(self, hits: Sequence[Hit]) -> list[Chunk]:
         """The engine's chunks of hits."""
@@ -155,31 +168,3 @@ class Rag(Closing):
         """The engine's chunk of a passage."""
         place = {"source": passage.source, "document": passage.document_id, "span": passage.span}
         return self.engine.chunk(passage.text, {**passage.metadata, **place})
-
-
-def search_text(question: str, before: str) -> str:
-    """The query for a question; `before` is the question before it in the conversation, or "".
-
-    "And when did he die?" finds by the question before it. On mtRAG's follow-ups a passage of the
-    answer is among the first six for .945 with the question before, and for .925 without
-    (`benchmarks.retrieval`). A rewriting by the model would delay the first token.
-    """
-    return f"{before.strip()[-BEFORE_CHARS:]}\n{question}" if before.strip() else question
-
-
-def question_before(session: Session, tokenizer: Any | None) -> str:
-    """The last question of a conversation; "" if it has none."""
-    if tokenizer is None:
-        return ""
-    history = session.history
-    ids = history.token_ids
-    end = len(ids)
-    for part in reversed(history.parts):
-        if part.kind is PartKind.QUESTION:
-            asked = ids[end - len(part) : end]
-            tail = session.owner.runs.after_question  # not put after the question of a raw turn
-            if tail and asked[-len(tail) :] == tail:
-                asked = asked[: -len(tail)]
-            return str(tokenizer.decode(asked, skip_special_tokens=True))
-        end -= len(part)
-    return ""
