@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ragkv import EngineConfig
-from ragkv.config import KCacheConfig
+from ragkv.config import POLICY_NAMES, SELECTOR_NAMES, KCacheConfig
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -79,3 +79,34 @@ def test_every_test_named_in_the_docs_exists() -> None:
     tests = "".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     for name in re.findall(r"`(test_\w+)`", "".join(page.read_text("utf-8") for page in DOCS)):
         assert f"def {name}(" in tests, f"docs name {name}"
+
+
+def first_column(page: str, heading: str) -> list[str]:
+    """The names in backticks in the first column of the table that begins with `heading`."""
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    table = text[text.index(heading) :].split("\n\n")[0]
+    return [
+        name for row in table.split("\n") for name in re.findall(r"`([\w-]+)`", row.split("|")[1])
+    ]
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "names"),
+    [
+        ("ask.md", "| selector |", SELECTOR_NAMES),
+        ("research/policies.md", "| name | what it evicts |", POLICY_NAMES),
+    ],
+    ids=["selectors", "policies"],
+)
+def test_a_table_of_a_page_has_every_registered_name(
+    page: str, heading: str, names: tuple[str, ...]
+) -> None:
+    assert sorted(first_column(page, heading)) == sorted(names)
+
+
+def test_the_setting_of_the_policy_names_every_policy() -> None:
+    settings = (ROOT / "docs" / "reference" / "settings.md").read_text("utf-8")
+    said = next(row for row in settings.split("\n") if row.startswith("| `store.policy` |"))
+    assert sorted(POLICY_NAMES) == re.findall(
+        r"(?:\w+-)?(?:lru|lookahead)(?:-\w+)?", said.split("|")[3]
+    )

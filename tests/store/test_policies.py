@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from benchmarks.simulate import ALL_POLICIES, SIMULATOR_ONLY, make_any_policy
 from ragkv.config import EngineConfig, StoreConfig
 from ragkv.errors import ConfigError
-from ragkv.store import Policy, make_policy, open_store
-from ragkv.store.policies import PolicySettings, TurnSize
+from ragkv.store import POLICIES, Policy, make_policy, open_store
+from ragkv.store.policies import PolicySettings, TurnSize, policy_class
 from ragkv.store.policies.conversation_model import RECENT_GAPS, Departed, ReturnGaps
 
 NAMES = sorted(ALL_POLICIES)
@@ -75,6 +75,11 @@ class TestEveryPolicy:
                     assert cut.group in there and 0 <= cut.keep < held[cut.group]
                     held[cut.group] = cut.keep
                     policy.held(cut.group, cut.keep, cut.keep, float(now))
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_policy_is_registered_under_its_own_name(name: str) -> None:
+    assert policy_class(name).name == name
 
 
 def test_an_unknown_policy_is_refused_naming_the_known_ones() -> None:
