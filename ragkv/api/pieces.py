@@ -26,16 +26,16 @@ class BoundedConnection(h11.Connection):
         most = {} if head_bytes is None else {"max_incomplete_event_size": head_bytes}
         super().__init__(h11.SERVER, **most)
         self._end = end
-        self._left = FREE_PIECES * PIECE_BYTES
+        self._bytes_ahead = FREE_PIECES * PIECE_BYTES
 
     def next_event(self) -> Any:
         """The next event; pieces of a body are counted."""
         event = super().next_event()
         if isinstance(event, h11.Request):
-            self._left = FREE_PIECES * PIECE_BYTES
+            self._bytes_ahead = FREE_PIECES * PIECE_BYTES
         elif isinstance(event, h11.Data):
-            self._left += min(0, len(event.data) - PIECE_BYTES)
-            if self._left < 0:
+            self._bytes_ahead += min(0, len(event.data) - PIECE_BYTES)
+            if self._bytes_ahead < 0:
                 self._end()
                 return h11.NEED_DATA
         return event

@@ -66,14 +66,14 @@ class Tenant(Closing):
             self.engine.scheduler.wait_for_room(check)
             yield
 
-    def passages_left_out(self, check: Check) -> tuple[str, ...]:
+    def unread_passages(self, check: Check) -> tuple[str, ...]:
         """A note, if some passages are not looked for in messages. Waits until all have been read
         for the first time.
         """
         known = self.collections.known_passages
         while not known.read.wait(FIRST_LOOK_S):
             check()
-        return known.left_out
+        return known.notes
 
     def engine_session_id(self, session_id: str) -> str:
         """The engine's id of the session that the client calls `session_id`."""

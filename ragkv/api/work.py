@@ -69,7 +69,7 @@ class WorkContext:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.waiting.cancel)
 
-    async def abandon_if_left(self) -> None:
+    async def abandon_on_disconnect(self) -> None:
         """Cancel the work when the client disconnects. The request's body must be read already."""
         with contextlib.suppress(ApiError):  # what nobody read of the body is too large
             while (await self.request.receive())["type"] != "http.disconnect":
@@ -234,7 +234,7 @@ class WorkerPool:
 
     async def _run(self, context: WorkContext, work: Callable[[WorkContext], T]) -> T:
         """What `work` returns. Ends when its thread has ended, so it holds its place until then."""
-        watcher = asyncio.ensure_future(context.abandon_if_left())
+        watcher = asyncio.ensure_future(context.abandon_on_disconnect())
         try:
             with context.waiting:
                 async with self._limiter.hold(context.tenant):

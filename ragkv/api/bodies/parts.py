@@ -2,7 +2,7 @@
 
 The processes that parse uploads import this file, so it loads nothing but pydantic. Requests are
 strict: no number for a string, no unknown field, no NaN. Fields that clients of other servers send
-and that do nothing here are left out, with a note.
+and that do nothing here are ignored, with a note.
 """
 
 from collections.abc import Iterable, Mapping
@@ -99,30 +99,30 @@ class ClientPart(RequestPart):
     note.
     """
 
-    _left_out: Mapping[str, str] = PrivateAttr({})  # fields that were given and do nothing: why
+    _ignored: Mapping[str, str] = PrivateAttr({})  # fields that were given and do nothing: why
 
     @model_validator(mode="wrap")
     @classmethod
-    def _leaves_out(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _ignores_fields(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(values, dict):
             return handler(values)
         made = handler(
             {name: one for name, one in values.items() if one is not None and name not in IGNORED}
         )
-        left_out = {name: why for name, why in IGNORED.items() if values.get(name)}
-        _check_json({name: values[name] for name in left_out})  # no other validator sees them
+        ignored = {name: why for name, why in IGNORED.items() if values.get(name)}
+        _check_json({name: values[name] for name in ignored})  # no other validator sees them
         if cls.model_config.get("extra") == "ignore":
             given = (str(name) for name, one in values.items() if one is not None)
             known = cls.model_fields.keys() | IGNORED.keys()
-            left_out |= {name[:80]: UNKNOWN for name in given if name not in known}
-        made._left_out = left_out
+            ignored |= {name[:80]: UNKNOWN for name in given if name not in known}
+        made._ignored = ignored
         return made
 
 
 def notes_of(parts: Iterable[ClientPart]) -> list[str]:
     """Notes on the fields that were given and are ignored, each once."""
-    left_out = {name: why for part in parts for name, why in part._left_out.items()}
-    notes = [f"{name} is ignored: {why}" for name, why in left_out.items()]
+    ignored = {name: why for part in parts for name, why in part._ignored.items()}
+    notes = [f"{name} is ignored: {why}" for name, why in ignored.items()]
     more = len(notes) - MAX_NOTES
     return notes if more <= 0 else [*notes[:MAX_NOTES], f"{more} more fields are ignored"]
 

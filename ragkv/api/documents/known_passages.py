@@ -31,7 +31,7 @@ class _Known:
 
     state: FileState | None = None  # of its index when it was read
     keys: dict[int, str] = field(default_factory=dict)  # by the number of the text
-    left: int = 0  # its texts beyond the limit
+    unread: int = 0  # how many of its texts are beyond the limit
 
 
 class KnownPassages:
@@ -46,7 +46,7 @@ class KnownPassages:
         self._lock = threading.Lock()
         self._known: dict[CollectionKey, _Known] = {}
         self._look_at = 0.0  # the time of the next look at the collections, on the monotonic clock
-        self.left_out: tuple[str, ...] = ()  # a note, if passages are left out
+        self.notes: tuple[str, ...] = ()  # for answers: one, if passages are unread
         self.read = threading.Event()  # set after the first look
 
     def refresh(self, at_once: bool = False) -> None:
@@ -83,9 +83,9 @@ class KnownPassages:
             except StoreError:
                 log.exception("passages_not_read")
 
-        left = sum(known.left for known in self._known.values())
-        note = f"{counted(left, 'passage')}; limits.known_chars is {self._limit}"
-        self.left_out = (f"Not looked for in messages: {note}",) if left else ()
+        unread = sum(known.unread for known in self._known.values())
+        note = f"{counted(unread, 'passage')}; limits.known_chars is {self._limit}"
+        self.notes = (f"Not looked for in messages: {note}",) if unread else ()
 
     def _read(self, key: CollectionKey, known: _Known) -> None:
         """Know the passages that a collection has now, and forget those that it had."""
@@ -99,7 +99,7 @@ class KnownPassages:
                 texts = index.texts.by_number(new[:BATCH])
                 new = new[BATCH:]
                 known.keys |= zip(texts, self._matcher.add(texts.values()), strict=True)
-            known.left = len(new)
+            known.unread = len(new)
 
     def _forget(self, keys: Iterable[str]) -> None:
         """Forget the passages that no collection has any more."""

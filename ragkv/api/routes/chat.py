@@ -146,11 +146,11 @@ class ChatCompletion:
                     before = asked[-2] if len(asked) > 1 else ""
                     found = job.retrieve(asked[-1], self.rag, param, before)
                 sources = self._sources(found)
-                left_out = tenant.passages_left_out(context.check)
+                unread = tenant.unread_passages(context.check)
                 prompt = self._prompt(job, sources, found)
             # 2. Answer.
             response = yield from self._answered(job, prompt, sources)
-            response.ragkv.notes += [*left_out, *self._without_documents(tenant, prompt)]
+            response.ragkv.notes += [*unread, *self._without_documents(tenant, prompt)]
             yield response
 
     def _sources(self, found: answers.Found) -> list[SourceBody]:
@@ -227,14 +227,14 @@ class ChatCompletion:
         answer = tenant.chat.save_turn(prompt, answer, found.text, found.calls)
         # 4. Take calls out of the text. Append the markers of sources that the answer cites and
         #    does not name, but not to JSON, where [1] is a list.
-        left = found.behind(filtered.sent)
-        content = filtered.sent + left
+        rest = found.behind(filtered.sent)
+        content = filtered.sent + rest
         if not found.calls and form is None:
             markers = missing_markers(content, citations_of(content, sources))
-            left += markers
+            rest += markers
             content += markers
-        if left:
-            yield schemas.Piece(left)
+        if rest:
+            yield schemas.Piece(rest)
         return self._response(tokens, prompt, answer, content, sources, found)
 
     def _form(self, tenant: Tenant) -> ResponseFormat | None:

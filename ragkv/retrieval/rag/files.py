@@ -103,7 +103,9 @@ class FileReader:
         # `None` before the first new file
         self._linked: dict[str, str] | None = None
         self._gone: dict[str, list[str]] = {}  # digest of files that are gone -> their paths
-        self._left: set[Path] = set()  # folders that are gone, whose files were found elsewhere
+        self._moved_from: set[Path] = (
+            set()
+        )  # folders that are gone, whose files were found elsewhere
         self.outcomes: list[FileOutcome] = []
         self.reports: list[IngestReport] = []
         self.deleted_entries = 0
@@ -275,7 +277,7 @@ class FileReader:
         if status == "added" and (places := self._gone.get(record.digest)):
             old = max(places, key=lambda place: _shared_end(place, record.path))
             places.remove(old)
-            self._left.update(_moved_folder(old, record.path))
+            self._moved_from.update(_moved_folder(old, record.path))
             # The texts are in the index under the new name, so no KV is deleted with the old one.
             self._changed(self._index.writer.delete_file(old))
             status = "moved"
@@ -294,7 +296,7 @@ class FileReader:
                 continue
             above = {Path(known), *Path(known).parents, *Path(os.path.realpath(known)).parents}
             is_named = not folders.isdisjoint(above)
-            if not is_named and self._left.isdisjoint(above):
+            if not is_named and self._moved_from.isdisjoint(above):
                 continue
             if self._options.prune and is_named:
                 self._changed(self._index.writer.delete_file(known))
