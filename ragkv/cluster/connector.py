@@ -1,5 +1,5 @@
-"""The contract of a connector: entries on storage that other processes write to as well, a few
-numbered values each.
+"""The contract of a connector to storage that other processes also write. An entry is a few
+numbered values there.
 
 A connector knows keys, layer groups and bytes; the tier knows what the bytes mean and whether they
 are right. The value of layer group 0 is the entry's head. It is written last, so an entry is seen

@@ -1,10 +1,11 @@
-"""How a remote is doing: its calls are counted here, and refused while its circuit breaker is open.
+"""The health of a remote. Its calls are counted here, and refused while its circuit breaker is
+open.
 
 The breaker opens after some failures in a row, and at once after a timeout, because the next call
-would cost as much. While it is open no request calls the remote: a fault costs one timeout, not one
-per request. From the first failure on, probes are sent in the background, after pauses that double,
-until one is answered. Requests call again then, and never pay for a probe; and the reports do not
-depend on the next request.
+would take as long. While the breaker is open no request calls the remote. So a fault costs one
+timeout, not one per request. From the first failure on, probes are sent in the background, after
+pauses that double, until one is answered. Then requests call again. No request waits for a probe,
+and reports do not depend on the next request.
 """
 
 import logging

@@ -2,9 +2,8 @@
 handed out.
 
 The layer groups that are read next are requested as soon as reading begins, and the following ones
-as it goes on. So the network is never idle, and only a few groups are in memory. A group that was
-read stays, as far as the tier's read cache has space, for the copy to faster tiers: nothing is
-fetched twice.
+as it goes on. So the network is never idle, and only a few groups are in memory. If the tier's read
+cache has space, a group stays there for the copy to faster tiers, and nothing is fetched twice.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""Opens what the settings ask for; only here are the libraries imported that they need."""
+"""Opens the shared storage that the settings ask for, and imports its libraries."""
 
 import hashlib
 import os

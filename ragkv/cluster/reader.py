@@ -1,8 +1,8 @@
 """Reads from one connector: in threads, in the order in which readers ask, verified on arrival.
 
-An entry whose bytes do not verify, or that lacks a part, is deleted, unless it was written anew
-meanwhile. The connections are opened anew then, because one that lost its place would show every
-value as damaged.
+An entry is deleted if its bytes do not verify or a part is missing, unless it was rewritten
+meanwhile. Then new connections are opened, because a connection that is out of step would show
+every value as damaged.
 """
 
 import logging

@@ -3,14 +3,15 @@
 A turn begins with the newest state. It saves its own state before its answer is reported complete,
 so the next request finds it on every replica. If two replicas answer turns of one conversation at
 once, both compute, and the second one to end gets `SessionConflictError`; on one replica turns wait
-for each other. If the state cannot be read nothing is answered: an old state might be wrong. A
-block that is in no tier here and in no shared one is computed again.
+for each other. If the state cannot be read, the request is refused, because an old state might be
+wrong. A block that is in no tier is computed again.
 
 A manifest is the same three lines of JSON as in a file (`manifest.py`). Next to it is a *version*,
-a random word that changes with every write. A writer names the version it read: if another replica
-wrote meanwhile, nothing is written and `SessionConflictError` is raised, so no turn ever overwrites
-another one. A log of keys tells all replicas which blocks and documents were deleted. No value has
-a time to live, as `volatile-lru` might evict it: who looks deletes.
+a random word that changes with every write. A writer names the version that it read. If another
+replica wrote meanwhile, nothing is written and `SessionConflictError` is raised. So no turn ever
+overwrites another one. A log of keys tells all replicas which blocks and documents were deleted. No
+value has a time to live, because `volatile-lru` might evict it. Expired conversations are deleted
+when they are looked at.
 """
 
 import hashlib

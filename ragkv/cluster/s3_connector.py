@@ -1,7 +1,7 @@
 """Entries in a bucket of an S3-compatible store (obstore).
 
-Such a store counts nothing and remembers no use. A lifecycle rule of the bucket, which goes by age,
-bounds it.
+Such a store has no limit of bytes and does not record use. A lifecycle rule of the bucket, which
+goes by age, limits it.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Deletions that replicas tell each other: what one was asked to delete, no other keeps."""
+"""Tells all replicas what one of them deleted, so that no other keeps it."""
 
 import logging
 import threading

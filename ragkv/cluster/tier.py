@@ -1,11 +1,11 @@
 """The remote tier: entries on storage that replicas share (Redis, S3), whose answers may be late,
 wrong or missing.
 
-Every fault is a miss: a remote that does not answer, an entry that is incomplete, bytes that do not
-verify. The connector's timeout bounds the time of one fault, and the circuit breaker bounds their
-number. A deletion that the remote did not confirm is noted and repeated until it does; until then
-this process does not serve the entry. The remote knows no leases: what it evicts, or any process
-deletes, is a miss, even during a prefill.
+Every fault is a cache miss: a remote that does not answer, an incomplete entry, bytes that do not
+verify. The connector's timeout bounds the time of one fault, and the circuit breaker bounds the
+number of faults. If the remote does not confirm a deletion, it is noted and repeated until
+confirmed. Until then this process does not serve the entry. The remote knows no leases. If it
+evicts an entry, or any process deletes one, that is a cache miss, even during a prefill.
 """
 
 import logging

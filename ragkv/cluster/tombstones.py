@@ -1,8 +1,7 @@
-"""Deletions that a remote has not confirmed yet: noted on disk until it has, so that a restart
-forgets none.
+"""Notes deletions on disk until the remote has confirmed them, so that a restart forgets none.
 
-The file is one JSON list, replaced as a whole: there are few, and they go as soon as the remote
-answers.
+The file is one JSON list, and is replaced as a whole. It is short, because notes are removed as
+soon as the remote answers.
 """
 
 import json

@@ -4,11 +4,11 @@ layer group.
     value 0    [the record's head, which names the layers of a group][the layers of group 0]
     value n    [the layers of group n]
 
-The head has identity and token ids, so that a lookup proves a hit before a layer is loaded, and
-the checksum of every layer. So values of two replicas that computed the same bytes may be mixed;
-any other mixture is found. Checksums are xxh3_128, against damage. Under a secret they are the
-first half of an HMAC-SHA256 (twice as fast here as keyed blake2b), and a process without the secret
-cannot write a value that verifies.
+The head has identity and token ids, so that a lookup proves a hit before a layer is loaded. It also
+has the checksum of every layer. So values of two replicas may be mixed if they computed the same
+bytes. Any other mixture is detected. Checksums are xxh3_128, against damage. Under a secret they
+are the first half of an HMAC-SHA256 (twice as fast here as keyed blake2b), and a process without
+the secret cannot write a value that verifies.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Decides how a prompt is computed: what is loaded, how much is recomputed, where entries are kept.
 
-One decision for each request (`Controller.decide`), from a profile that is measured once and
-corrected by what requests took. The pure arithmetic is in `decision.py` and `estimators.py`.
+`Controller.decide` makes one decision for each request. It uses a profile that is measured once,
+and corrected by the times of requests. The pure arithmetic is in `decision.py` and `estimators.py`.
 """
 
 from .controller import Controller

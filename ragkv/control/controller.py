@@ -1,9 +1,9 @@
 """The loading controller: one decision for each request (CacheBlend section 5.2).
 
-Without a profile a request is served at r*, and its report says why; a prompt of which fusing would
-compute most rows is computed whole. A tier that was not measured counts as no profile.
-With a profile, a chunk is computed if shared storage would load it slower, also when the caller
-gave the ratio.
+Without a profile a request is served at r*, and its report says why. If fusing would still compute
+most rows of a prompt, the whole prompt is computed. The same applies if one of the prompt's tiers
+was not measured. With a profile, a chunk is computed if loading it from shared storage would take
+longer, also if the caller gave the ratio.
 """
 
 from dataclasses import dataclass, replace

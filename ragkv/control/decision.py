@@ -11,7 +11,7 @@
 4. Entries are kept in the cheapest of memory and disk that does not delay the first token.
 
 The functions are pure: they turn a profile and numbers into a decision with its reasons. Ratios and
-later measurements count in steps (`Steady`), so that equal prompts get equal ratios.
+later measurements change in steps only (`Steady`), so that equal prompts get equal ratios.
 """
 
 import math

@@ -4,8 +4,8 @@ section 5.1).
 Pure functions of a profile; times in seconds, lengths in tokens. T_recompute is the time one layer
 keeps the model busy while the next layers load: placing reused KV, and computing the selected
 tokens, the question and the cache misses. The paper's `r x Prefill` counts the selected tokens
-only, so less work hides the loading. And the paper's loading takes none of the processor. Ours
-checks and unpacks on the cores that compute, so a part of it cannot be hidden.
+only, so in the paper less work hides the loading. The paper's loading also takes no processor time.
+Ours checks and unpacks on the cores that compute, so a part of it cannot be hidden.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""How a prompt's KV is to be made: what a request asks for, the config gives and the gate allows."""
+"""Says how a prompt's KV is made: by the request, the config, and the gate's result."""
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet

@@ -1,8 +1,7 @@
 """The profile in use, and how fast the machine is now.
 
-What requests took is compared with the profile's estimate, and corrects the speeds once it is
-clearly another. Of remote tiers the speed of the
-latest reads counts, and not the speed when the profile was made.
+The times of requests are compared with the profile's estimates. If they clearly differ, they
+correct the speeds. For remote tiers the speed of the latest reads counts, not that of the profile.
 """
 
 import os

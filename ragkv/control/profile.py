@@ -2,9 +2,9 @@
 (CacheBlend 5.1).
 
 `ragkv profile` measures it once and saves it next to the store. It is valid only for its model,
-dtype, device and machine; for any other it is refused with the differences. The paper takes a share
-of one figure, `Prefill(LLM, L)`. Here recompute has its own fit, because a row costs more in a
-small pass than in a large one. Times in seconds.
+dtype, device and machine. Any other use is refused, and the message has the differences. The paper
+takes a share of one figure, `Prefill(LLM, L)`. Here recompute has its own fit, because a row costs
+more in a small pass than in a large one. Times in seconds.
 """
 
 import hashlib

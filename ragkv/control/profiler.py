@@ -1,5 +1,5 @@
-"""When a profile comes into use: a saved one when the engine opens, and one that is measured, when
-someone asks for it or, in an engine that has none, once while no request runs.
+"""Decides when a profile is used. A saved one is used when the engine opens. A new one is measured
+on demand or, in an engine without one, once while no request runs.
 """
 
 import logging

@@ -1,11 +1,11 @@
-"""Measures a profile: how long one model takes on one machine, with the adapter, fusor and leases
+"""Measures a profile: the times of one model on one machine, with the adapter, fusor and leases
 that requests use.
 
 Entries of random numbers stand in for documents; their values do not change the time. Every
 measurement acquires the compute lock, so requests run between two of them. Times are medians over
-rounds, and no time falls with a length. Memory is measured, and every tier of the store that can be
-(`Tier.scratch`), in files next to the store's, which are dropped from the page cache before they are
-read.
+rounds, and no time falls with a length. Memory is measured, and every tier of the store that offers
+an empty copy of itself (`Tier.scratch`). Files of such a copy are next to the store's. They are
+dropped from the page cache before they are read.
 """
 
 import itertools

@@ -1,4 +1,6 @@
-"""What the controller knows of a prompt: how many tokens there are of each kind, and what is read."""
+"""The shape of a prompt, as the controller sees it: the number of tokens of each kind, and the
+bytes to read.
+"""
 
 from dataclasses import dataclass
 from enum import Enum

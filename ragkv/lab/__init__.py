@@ -1,1 +1,3 @@
-"""Measured once and applied to every request: quality gate, load profile; and answer metrics."""
+"""Measurements that are made once and applied to every request, such as the quality gate; and
+metrics of answers.
+"""

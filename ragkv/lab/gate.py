@@ -1,15 +1,15 @@
 """The quality gate: the fastest setting that stays close to full recompute, for this model, corpus
 and machine.
 
-It compares the next tokens under fusion with those under a full prefill, for several selectors and
-ratios; the same passes give the times. With questions of the user the next tokens are those of the
-answers by full recompute. Without any, prompts are made of the user's own text (`gate_prompts.py`),
-so it works for any model.
+For several selectors and ratios, the gate compares the next tokens under fusion with those under a
+full prefill. The same passes give the times. If the user gives questions, the next tokens are those
+of the answers by full recompute. Without questions, prompts are made of the user's own text
+(`gate_prompts.py`), so the gate works for any model.
 
-What looks best on the prompts that choose among many settings is partly luck. So the fastest that
-keeps the tolerance is measured again, on prompts that did not choose it, and only these numbers are
-reported. (CacheBlend section 5.1 takes r* = 15 % from the figure of one model.) Errors of the
-implementation, such as a missing rotation, show here too.
+The best of many settings is partly the best by luck. So the fastest setting within the tolerance is
+measured again, on prompts that did not choose it. Only these numbers are reported. (CacheBlend
+section 5.1 takes r* = 15 % from the figure of one model.) Errors of the implementation, such as a
+missing rotation, show here too.
 """
 
 import math

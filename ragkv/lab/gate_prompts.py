@@ -1,9 +1,9 @@
-"""Prompts for the quality gate, made by retrieval: of questions, or of a corpus whose questions are
-not known.
+"""Makes prompts for the quality gate by retrieval, from questions, or from a corpus without
+questions.
 
-Of these a piece of a passage is the question that finds the chunks of the prompt, and what follows
-it in that passage are the next tokens. The passage itself is left out, or they could be copied from
-it.
+Without questions, a piece of a passage is the question that finds the chunks of the prompt. The
+text that follows the piece in its passage gives the next tokens. The passage itself is left out of
+the prompt, because the tokens could be copied from it.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""Attention of the rows that decode: each has the bits that it has in a step of its own.
+"""Attention of the rows that decode. Each row has the same bits as in a step of its own.
 
 The rows of a prompt attend over whole blocks of `KEY_BLOCK` keys, those of one block together, and
 a KV head has at least `LEAST_QUERIES` and at most `MOST_QUERIES` queries. Then MKL, which SDPA
-calls, adds in the same order for any rows. SDPA tiles 32 queries.
+calls, adds in the same order for any number of rows. SDPA tiles 32 queries.
 """
 
 import math

@@ -1,10 +1,10 @@
-"""The dtype that "auto" stands for: on a CPU, the one in which this processor computes the model
+"""Chooses the dtype for "auto". On a CPU it is the one in which this processor computes the model
 fastest.
 
 Only dtypes that hold every weight of the checkpoint unchanged are candidates: the checkpoint's own,
-and float32. A processor that does not multiply bfloat16 may compute such a model as fast as in
-float32 if all its weights are copied or in int8: then it keeps its dtype. Else both are measured.
-Other devices keep the checkpoint's.
+and float32. A processor that does not multiply bfloat16 may compute a bfloat16 model as fast as in
+float32, if all its weights are copied or in int8. Then the model keeps its dtype. Otherwise both
+are measured. Other devices keep the checkpoint's dtype.
 """
 
 import os

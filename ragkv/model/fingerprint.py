@@ -1,7 +1,7 @@
 """The model's part of an entry's identity: digests of its weights, architecture, RoPE and
 tokenizer.
 
-A change that affects keys or values must change one of them; any other change should not.
+A change that affects keys or values must change one of these digests. Any other change should not.
 """
 
 import hashlib

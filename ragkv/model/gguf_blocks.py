@@ -1,8 +1,8 @@
-"""The blocks of four bits in a GGUF file, as grids of a model's linear layers.
+"""Finds the four-bit blocks of a GGUF file, as grids of a model's linear layers.
 
-transformers unpacks a file to plain weights. A row of the file is found in the layers by its
-numbers. So nothing here depends on the names of a family, and rows that were reordered, joined or
-split are found too. A row that transformers changed is not found, and then its
+transformers unpacks a file to plain weights. A row of the file is found in the model's layers by
+comparing its numbers. So nothing here depends on the names of a family, and rows that were
+reordered, joined or split are found too. If transformers changed a row, it is not found, and its
 layer has no grid.
 """
 

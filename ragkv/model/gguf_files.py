@@ -1,9 +1,9 @@
-"""GGUF files, unpacked once: transformers needs half a minute for each load of one, a second for
-what is made here.
+"""Unpacks GGUF files once. transformers needs half a minute to load a GGUF file, and a second to
+load the folder that is made here.
 
 The unpacked model is a folder in the user's cache folder as transformers writes it: config,
-tokenizer, weights. Beside them are the grids of weights in four bits. It is made whole or not at
-all, by one process while others wait, and its bytes are checked at each load.
+tokenizer, weights. The grids of four-bit weights are next to them. The folder is made whole or not
+at all, by one process while others wait. Its bytes are checked at each load.
 """
 
 import glob

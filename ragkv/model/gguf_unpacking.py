@@ -1,9 +1,9 @@
 """A process that unpacks one GGUF file: `python -m ragkv.model.gguf_unpacking FILE FOLDER REASON`.
 
-transformers reads the file's vocabulary anew for each part of a model, which takes half a minute
-for a small one. Here all parts share one reader, and for that two functions of gguf are replaced.
-In a process of its own nobody else sees them replaced, and the memory that unpacking takes is free
-again afterwards.
+transformers reads the file's vocabulary again for each part of a model, which takes half a minute
+for a small model. Here all parts share one reader, by replacing two functions of gguf. In a
+separate process no other code sees the replaced functions, and the memory for unpacking is freed at
+its end.
 """
 
 import functools

@@ -1,9 +1,9 @@
 """A model's layer whose parts are called directly.
 
-Most families' layers norm, attend and run an MLP, and do nothing else. In a decoding step a call
-takes longer than its work, so `PlainLayer` calls the parts directly, and few rows have one product
-for queries, keys and values, and one for gate and up, if their copies can be joined. The adapter
-uses it only if a trial gives the bits of the model's own layer.
+In most families a layer has norms, attention and an MLP, and nothing else. In a decoding step a
+call takes longer than its work. So `PlainLayer` calls the parts directly. If copies of weights can
+be joined, few rows have one product for queries, keys and values, and one for gate and up. The
+adapter uses a `PlainLayer` only if a trial gives the bits of the model's own layer.
 """
 
 from collections.abc import Callable

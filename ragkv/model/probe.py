@@ -3,8 +3,8 @@
 This also catches unknown architectures: a model whose logits are not reproduced is refused with the
 reason. Models may be wrapped by PEFT, or have quantised weights (docs/models.md lists the kinds). A
 kind works if a token's KV depends on the tokens before it and on nothing else. Quantisation of
-activations with one scale for all rows of a pass breaks this: then a row's result depends on which
-rows are computed with it.
+activations with one scale for all rows of a pass breaks this rule, because then a row's result
+depends on the other rows.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """The KV of one prompt during prefill and decoding.
 
-Keys are stored rotated, at their absolute positions; space for the answer is allocated with the
-prompt. A layer gets the identity rotation, so its keys arrive before RoPE: they are recorded free
-of their positions, and none is ever rotated back. The KV belongs to one request.
+Keys are stored rotated, at their absolute positions. Space for the answer is allocated with the
+prompt. A layer gets the identity rotation, so its keys arrive before RoPE. They are recorded
+without positions, and no key is ever rotated back. The KV belongs to one request.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
-"""The raw KV of some of a prompt's positions, collected while its layers make it: for entries of
-chunks, and for the turns of conversations.
+"""Records the raw KV of chosen prompt positions while the layers compute it. It becomes entries of
+chunks and blocks of conversations.
 """
 
 from collections.abc import Sequence

@@ -3,10 +3,10 @@ model.
 
 A rotary module may keep state (dynamic RoPE grows and never shrinks, longrope switches sets), so
 every table is made with a fresh copy that is then discarded. Frequencies may depend on the prompt's
-length. A digest identifies the frequencies of a table; KV is equal only under equal digests. Keys
-are stored before RoPE and rotated to their positions with these tables (CacheBlend section 4.3,
-footnote 3 and appendix A). The paper rotates rotated keys again. Starting from raw keys gives the
-same rotation without the first rounding.
+length. A digest identifies the frequencies of a table. Only KV with equal digests can be equal.
+Keys are stored before RoPE and rotated to their positions with these tables (CacheBlend section
+4.3, footnote 3 and appendix A). The paper rotates rotated keys again. Starting from raw keys gives
+the same rotation without the first rounding.
 """
 
 import copy

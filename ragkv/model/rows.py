@@ -1,15 +1,14 @@
-"""The rows of a pass, of one prompt or several, and what a layer is given for them.
+"""The rows of a pass, of one prompt or several, and the arguments that a layer gets for them.
 
-A layer receives a `LayerPass` in place of its cache and its mask, so a pass carries its own state:
-that of one prompt's rows (`promptkv.py`), of prompts that decode together (`decode/batching.py`),
-or of runs (`token_runs.py`). Projections, MLPs and experts run once for all rows, attention prompt
-by prompt. So a pass over one prompt, over several that are fused, decoded, or encoded together,
-differs in the parts alone.
+A layer receives a `LayerPass` instead of its cache and its mask, so a pass has its own state. There
+are three kinds: of one prompt's rows (`promptkv.py`), of prompts that decode together
+(`decode/batching.py`), and of runs (`token_runs.py`). Projections, MLPs and experts run once for
+all rows. Attention runs prompt by prompt.
 
-The thread that computes many rows lets others compute between two parts of a layer. Without pauses
-a token of another request waits for a whole layer, which takes long where the prompt is long. So a
-layer calls the `pause` of its pass between the tiles of its MLP and the heads or blocks of its
-attention.
+A thread that computes many rows lets others compute between two parts of a layer. Without such
+pauses another request's token would wait for a whole layer, which takes long for a long prompt. So
+a layer calls the `pause` of its pass between the tiles of its MLP, and between the heads or blocks
+of its attention.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,10 +1,10 @@
-"""Many runs of tokens in one pass, each behind a context of its own whose KV is there: how chunks
-are encoded.
+"""Computes many runs of tokens in one pass, each after its own context, whose KV is given. Chunks
+are encoded this way.
 
 The rows of all runs are rows of one hidden (1, R, E), so projections, MLPs and experts run once for
-all of them, in every family. Only attention goes run by run. The KV of a run is that of a pass of
-its own, to rounding: a matrix product may add in another order if it has more rows. This file knows
-no chunks and no entries.
+all of them, in every family. Only attention goes run by run. Up to rounding, the KV of a run is
+that of a pass of its own. A matrix product may add in another order if it has more rows. This file
+knows no chunks and no entries.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Checks of what callers give, before any work. Pure Python."""
+"""Checks arguments of callers, before any work. Pure Python."""
 
 from ragkv.errors import InputError
 

@@ -1,7 +1,7 @@
-"""Values that are kept for later, by key, as long as all of them together take few bytes.
+"""A cache of values by key, limited by the bytes of all values together.
 
-Whoever sends the keys chooses how large they and their values are, so a cache that counts its
-values bounds nothing. Pure Python.
+Clients choose how large keys and values are, so a limit on their number would bound nothing. Pure
+Python.
 """
 
 import threading

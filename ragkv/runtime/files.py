@@ -1,7 +1,7 @@
 """Files that this program writes: durable changes, and small JSON files that are read back.
 
-A file of ours that was damaged is moved aside with a sentence in the log, so that nothing reads it
-twice and nothing of it is lost.
+A damaged file is moved aside, with a sentence in the log. So it is not read again, and its bytes
+are not lost.
 """
 
 import contextlib

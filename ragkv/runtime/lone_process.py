@@ -1,9 +1,10 @@
-"""Work on what strangers wrote, in a process that can be ended: reading a file, splitting a text.
+"""Works on untrusted files and texts in a process that can be ended, such as reading a file or
+splitting a text.
 
 The process is forked from multiprocessing's fork server, which knows no model. It bounds its own
 time and memory before each piece of work. It can neither write files nor start processes, forgets
-the environment, and ends with the process that began it. Work that exceeds a bound costs itself
-alone: its process is killed, and the next work gets another one.
+the environment, and ends with the process that started it. If work exceeds a bound, its process is
+killed, and the next work gets another process.
 
 The thread that waits for an answer also reads it. A second thread would answer a future that is
 cancelled in the same moment when a client leaves, and end with a traceback.

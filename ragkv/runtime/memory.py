@@ -1,4 +1,4 @@
-"""Memory that is free, memory given back to the operating system, and what keeps a process from
+"""Tells how much memory is free, returns memory to the operating system, and keeps a process from
 growing.
 """
 

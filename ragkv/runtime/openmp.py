@@ -1,10 +1,11 @@
-"""OpenMP threads: on how many of them a model computes, and how a thread ends the pool that its
-computing started.
+"""Chooses the number of OpenMP threads for a model, and ends the pools that computing threads
+started.
 
-The threads of a product wait for the last of them. If another program has its processor, all wait,
-and every product of a pass takes tens of times as long; one thread waits for no other. So as many
-compute as others leave processors for, which is read again and again, while a pass runs, too. The
-number changes no bit of a result: rows and heads are divided among threads, sums are not.
+The threads of a product wait for the slowest of them. If another program has its processor, all
+wait, and every product of a pass takes tens of times as long. A single thread waits for no other.
+So the number of threads is the number of processors that other programs leave free. It is read
+again and again, also while a pass runs. The number changes no bit of a result, because rows and
+heads are divided among threads, and sums are not.
 
 torch on Linux computes with GNU OpenMP. Every thread that computes gets its own pool of worker
 threads, which lasts until that thread ends. Between two operations the workers spin for a moment,

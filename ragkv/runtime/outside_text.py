@@ -1,9 +1,9 @@
-"""Text from outside as token ids. Nothing in it is a control token: no document and no message forges
-a turn.
+"""Tokenizes text from outside without control tokens, so that no document or message can forge a
+turn.
 
-A tokenizer makes one token of a text such as "<|im_start|>", wherever it stands. In text from
-outside it is cut behind its first character, and the parts are tokenized apart. A text without
-control tokens keeps its ids.
+A tokenizer makes one token of a text such as "<|im_start|>", wherever it occurs. In text from
+outside, such a text is cut after its first character, and the parts are tokenized separately. A
+text without control tokens keeps its ids.
 """
 
 import functools

@@ -1,8 +1,8 @@
-"""The processors of this machine, and how full they are.
+"""The processors of this machine, and how busy they are.
 
-Linux counts the time of each processor, and what this process did not use of it, others did.
-Pressure (`/proc/pressure/cpu`) would not do: it says that somebody waited, not whether a thread
-more would find a free processor. `openmp.py` chooses the number of threads by it.
+Linux counts the busy time of each processor. The part that this process did not use was used by
+others. `openmp.py` chooses the number of threads by it. Pressure (`/proc/pressure/cpu`) would not
+suffice: it says that a thread waited, not whether one more thread would find a free processor.
 """
 
 import os

@@ -1,12 +1,12 @@
-"""The words of a text, in the form in which they are compared: for BM25, citations and passages
-that are looked for.
+"""The words of a text, in the form in which they are compared by BM25, citations and the search for
+passages.
 
 Two writings of a word have one form: composed or not, in full width, with ligatures, in capitals,
 "ss" for the sharp s (NFKC and case folding). Marks belong to their letters: without them words of
 Hindi and Bengali mean something else. Only the points that Arabic and Hebrew are mostly written
 without are left out. Scripts that are written without spaces are cut at every character that a
-reader sees, because no rule finds their words. Unlike a double click (UAX 29) this ends a word at
-an apostrophe and at a dot: who asks for "example" looks for "example.com", too.
+reader sees, because no rule finds their words. Unlike UAX 29, the rule of a double click, this ends
+a word at an apostrophe and at a dot. So a query for "example" also finds "example.com".
 """
 
 import re

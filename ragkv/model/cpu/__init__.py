@@ -1,3 +1,3 @@
-"""What makes a model fast on a CPU: copies of its weights, chosen by measuring, and weights in
-eight or four bits.
+"""Makes a model fast on a CPU: copies of its weights, chosen by measurement, and weights in eight
+or four bits.
 """

@@ -1,8 +1,9 @@
-"""In which dtype this processor attends faster: the model's own, or float32.
+"""Finds the dtype in which this processor attends faster: the model's own, or float32.
 
-torch's kernel for CPUs multiplies 16 bits through MKL. Where a processor has no fast instructions
-for them, or MKL does not use these, it is slower than in float32, though keys and values are
-converted first: .6 to .75 of the speed on a Xeon with AVX512_BF16 and without AMX.
+torch's kernel for CPUs multiplies 16 bits through MKL. Some processors have no fast instructions
+for 16 bits, or MKL does not use them. There float32 is faster, although keys and values must be
+converted first. On a Xeon with AVX512_BF16 and without AMX, 16 bits reach .6 to .75 of the speed of
+float32.
 """
 
 from functools import cache, partial

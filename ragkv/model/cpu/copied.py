@@ -1,6 +1,6 @@
-"""Linear layers that multiply by copies of their weights, which a CPU does faster.
+"""Linear layers that multiply by copies of their weights, because that is faster on a CPU.
 
-`packing.py` makes the copies, and says which ones.
+`packing.py` chooses and makes the copies.
 """
 
 from collections.abc import Sequence

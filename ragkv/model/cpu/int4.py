@@ -1,8 +1,8 @@
-"""Copies of weights in four bits, for few rows: a decoding step is bound by the bytes of the
+"""Copies of weights in four bits, for few rows. The time of a decoding step depends on the bytes of
 weights that it reads.
 
 GGUF files in four bits (Q4_0, Q4_1, Q4_K) have 16 values, evenly spaced, for each block of 32
-inputs. When such a file is unpacked to bfloat16, these grids are kept beside the weights
+inputs. When such a file is unpacked to bfloat16, these grids are kept next to the weights
 (`model/gguf_blocks.py`). So a copy changes a weight by no more than rounding to bfloat16 did.
 """
 

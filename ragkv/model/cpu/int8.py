@@ -1,17 +1,17 @@
-"""Linear layers in int8: weights rounded once, with a scale for each output; activations as they
-come, a scale a row.
+"""Linear layers in int8. Weights are rounded once, with a scale for each output, and activations in
+each call, with a scale for each row.
 
 Many rows are multiplied by oneDNN, through the operators that torch's own compiler uses for
 quantised models on x86. Few rows are multiplied by FBGEMM, because oneDNN arranges the weights
 again in each call: one row takes four times as long. Integers are added exactly, so both give the
-same bits. A row has a scale of its own, so its result does not depend on the rows that are computed
-with it. So the exactness rules hold against the int8 model itself.
+same bits. Each row has its own scale, so its result does not depend on the other rows of a pass. So
+the exactness rules hold against the int8 model itself.
 
-In real models a few inputs are a hundred times as large as the others, which would leave the others
-hardly any steps. So each input is divided, and its weights are multiplied, by a power of two
+In real models a few inputs are a hundred times as large as the others. A common scale would leave
+few steps to the others. So each input is divided, and its weights are multiplied, by a power of two
 (SmoothQuant, arXiv 2211.10438). Random tokens show the ranges. The output head is rounded too,
 because its weights are a large part of what a decoding step reads. Logits stay float32. Norms,
-embeddings, KV, routers and experts in one tensor stay as they are.
+embeddings, KV, routers and experts in one tensor are not rounded.
 """
 
 import math

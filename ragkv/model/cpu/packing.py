@@ -1,16 +1,16 @@
 """Copies of weights that a CPU multiplies faster, for all linear layers of a model, without
 changing a weight.
 
-In bfloat16: oneDNN reorders plain weights in every call, a packed copy once; its products are equal
-bit for bit.
+In bfloat16, oneDNN reorders plain weights in every call, and a packed copy only once. The products
+are equal bit for bit.
 
 Copies in float16 are for FBGEMM, which torch brings. It multiplies rows in float32 by weights in
-float16 and adds in float32. float16 holds the weights of a bfloat16 checkpoint; where some are
-tiny, all are multiplied by a power of two. So a model in bfloat16 is as fast as one in float32 on processors
-without products in bfloat16 (docs/research/speed.md).
+float16 and adds in float32. float16 holds the weights of a bfloat16 checkpoint. If some are tiny,
+all are multiplied by a power of two. So on processors without products in bfloat16, a bfloat16
+model is as fast as one in float32 (docs/research/speed.md).
 
-A copy takes as much memory as weights of two bytes each, so the caller sets a limit. It does not
-see later changes.
+A copy takes two bytes for each weight, so the caller sets a limit. A copy does not follow later
+changes of the weights.
 """
 
 import copy

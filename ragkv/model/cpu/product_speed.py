@@ -1,8 +1,9 @@
-"""How fast this processor multiplies matrices, measured once and kept in the user's cache folder.
+"""Measures how fast this processor multiplies matrices, once, and keeps the result in the user's
+cache folder.
 
-A processor without instructions for bfloat16 takes seven times as long as with float32; which
-processors have them, and which libraries use them, is nowhere stated reliably. So a few products
-are timed. What was measured is kept, so that a choice does not change while the machine is busy.
+A processor without instructions for bfloat16 takes seven times as long as with float32. No source
+says reliably which processors have them, and which libraries use them. So a few products are timed.
+The result is kept, so that a choice does not change while the machine is busy.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
 """Batched decoding: one step of several prompts, each with its own KV, length and positions.
 
 The tokens are B rows of one hidden (1, B, E), so projections, MLPs, experts and the head run once
-for all rows, in every family; only attention runs prompt by prompt. Each step may have other
-prompts. A prompt may bring drafts, tokens that may follow its last one: then it has a row for each
-of them, and the caller keeps those that turn out to be right.
+for all rows, in every family. Only attention runs prompt by prompt. Each step may have other
+prompts. A prompt may bring drafts, which are tokens that may follow its last one. Then it has a row
+for each draft, and the caller keeps those that prove right.
 
 A row is written and attended only through `put` and `attend` of its `PromptKV`, which may store its
 values elsewhere.

@@ -1,1 +1,1 @@
-"""What runs on a GPU alone, beside the path that CPUs take (docs/gpu.md)."""
+"""The code that runs on a GPU only, next to the path for CPUs (docs/research/gpu.md)."""

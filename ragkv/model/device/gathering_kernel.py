@@ -1,7 +1,7 @@
-"""Gathers rows from page-locked memory of the host, in Triton: the device reads them over the bus
-itself, so the host learns nothing of the rows and waits for nothing.
+"""Gathers rows from page-locked memory of the host, by a Triton kernel. The device itself reads
+them over the bus, so the host need not know the rows and never waits.
 
-`ragkv.model.kcache.values` gathers on the host where this is not possible.
+If this is not possible, `ragkv.model.kcache.values` gathers on the host.
 """
 
 from typing import Any

@@ -1,11 +1,11 @@
-"""Captured graphs for the parts of a layer that are alike in every pass: what is before attention,
-and what is behind it.
+"""Captured graphs for the parts of a layer that are the same in every pass: those before attention,
+and those after it.
 
 A launch takes the host longer than a small product takes the device, and a layer has some thirty.
-So for a bucket of rows these parts are captured once, and replayed with the rows of a pass in front
-and the rest of the bucket behind them. Attention is not captured: it reads the KV of its prompt,
-which lies elsewhere in every request. Only one thread at a time runs layers, and on a device
-nothing pauses within one.
+So these parts are captured once for a bucket of rows, and replayed with the rows of a pass; the
+rest of the bucket is padding. Attention is not captured, because it reads the KV of its prompt,
+which is at another address in every request. Only one thread at a time runs layers, and on a device
+no thread pauses within a layer.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Which kernels of our own a machine has: Triton comes with torch's builds for CUDA."""
+"""Says which kernels of ours a machine can run. Triton comes with torch's builds for CUDA."""
 
 import functools
 import importlib.util

@@ -1,8 +1,8 @@
 """Attention of scattered rows on a device, in few launches and without reading a position back.
 
-One bias (R, N) serves all heads and all layers of a pass. Query heads of one KV head lie in the
-batch, where a bias and keys need no copies. N is a multiple of `KEY_BLOCK` where the KV allows it,
-because otherwise torch would pad the bias in every layer.
+One bias (R, N) serves all heads and all layers of a pass. Query heads of one KV head are in the
+batch dimension, where bias and keys need no copies. If the KV allows it, N is a multiple of
+`KEY_BLOCK`, because otherwise torch would pad the bias in every layer.
 """
 
 from collections.abc import Iterator

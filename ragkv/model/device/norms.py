@@ -1,4 +1,4 @@
-"""Norms in one launch. They round in another place than those of transformers."""
+"""Norms in one launch. They round at another step than those of transformers."""
 
 from collections.abc import Callable
 from typing import Any

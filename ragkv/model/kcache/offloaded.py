@@ -1,9 +1,9 @@
 """A prompt's KV whose V is in host memory during decoding (KCache sections 3.1 to 3.3).
 
 During prefill a layer's V is on the device, because every row attends over all of it. When the pass
-has finished the layer, V moves to the host and its device memory is free for the next layer. So at
-most one or two layers of V are on the device at once. (An asking selector runs every layer twice. V
-moves in the second pass; until then all of it is on the device.) Decoding appends K on the device
+has finished the layer, V moves to the host, and its device memory is free for the next layer. So at
+most two layers of V are on the device at once. (An asking selector runs most layers twice. Then V
+moves in the second pass, and until then all V is on the device.) Decoding appends K on the device
 and V through `HostValues`. Prefill uses ordinary attention, and so does everything that reads
 `view`.
 """

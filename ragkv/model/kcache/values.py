@@ -1,8 +1,8 @@
 """The V of one layer after it has moved to the host.
 
-It is in host memory (page-locked if the device is a GPU), position-major, (S, G, D). So the rows of
-one position are adjacent, an ascending list of rows reads upwards, and new rows are one copy, which
-no reader outruns.
+V is in host memory (page-locked if the device is a GPU), position-major, (S, G, D). So the rows of
+one position are adjacent, and an ascending list of rows reads upwards. New rows are one copy, which
+every reader waits for.
 
 On CUDA the device gathers rows itself, from the page-locked memory, and the host waits for nothing
 (`device/gathering_kernel.py`). Without Triton the host gathers them, and waits once for the list
