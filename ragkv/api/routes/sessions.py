@@ -1,4 +1,4 @@
-"""/v1/sessions: conversations that a call named. Their KV is stored, so a turn computes only its
+"""/v1/sessions: conversations that a caller named. Their KV is stored, so a turn computes only its
 new tokens.
 """
 
@@ -58,7 +58,7 @@ async def list_sessions(
     call: ApiCallDep,
     limit: Annotated[int, Query(ge=1, le=10_000, description="The most conversations.")] = 1000,
 ) -> Listed[SessionBody]:
-    """The call's conversations, the last used first."""
+    """The caller's conversations, the last used first."""
     return await call.run(
         lambda tenant, _: Listed(data=_infos(tenant, tenant.last_sessions(limit)))
     )

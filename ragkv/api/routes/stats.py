@@ -1,4 +1,4 @@
-"""/v1/stats: the call's store."""
+"""/v1/stats: the caller's store."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ router = APIRouter(prefix="/v1", tags=["stats"])
 
 
 class TierInfo(BaseModel):
-    """A tier of the call's store."""
+    """A tier of the caller's store."""
 
     tier: str = Field(description="memory, disk, redis or s3.")
     entries: int | None = Field(
@@ -32,7 +32,7 @@ class TierInfo(BaseModel):
 
 
 class StatsResponse(BaseModel):
-    """The model, and the call's store."""
+    """The model, and the caller's store."""
 
     replica: str = Field(
         description="The process that answered, as in the header x-replica and in its log."
@@ -51,9 +51,9 @@ class StatsResponse(BaseModel):
     selector: str = Field(description="The selector of requests that name none.")
 
 
-@router.get("/stats", summary="Show the call's store")
+@router.get("/stats", summary="Show the caller's store")
 async def stats(call: ApiCallDep) -> StatsResponse:
-    """Tiers and settings of the call; nothing about other tenants. Operators find more in
+    """Tiers and settings of the caller; nothing about other tenants. Operators find more in
     `/metrics`.
     """
 

@@ -23,7 +23,7 @@ from ragkv.api.bodies.parts import Strict
 from ragkv.api.keys import ANONYMOUS, KeyFile
 from ragkv.api.middleware import ANSWER_PATHS, count_values
 from ragkv.api.routes import ROUTERS
-from ragkv.api.service import CallerDep
+from ragkv.api.service import ApiCallDep
 from ragkv.api.settings import LimitsConfig, QueueConfig
 from ragkv.chat.template import Template
 from ragkv.runtime import Check
@@ -294,4 +294,4 @@ def test_large_text_is_checked_in_less_than_half_the_time_in_which_python_writes
 
 
 def test_what_every_route_depends_on_is_a_coroutine_so_it_waits_for_no_thread() -> None:
-    assert inspect.iscoroutinefunction(get_args(CallerDep)[1].dependency)
+    assert inspect.iscoroutinefunction(get_args(ApiCallDep)[1].dependency)
