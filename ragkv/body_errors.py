@@ -1,5 +1,5 @@
-"""What is wrong with a body, in one sentence. Loads nothing, because the processes that parse
-uploads use it too.
+"""Says in one sentence what is wrong with a request's body. Imports only the standard library,
+because the processes that parse uploads use it too.
 """
 
 from collections.abc import Mapping, Sequence

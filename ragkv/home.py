@@ -2,8 +2,8 @@
 
 Ingesting writes the file. From then on commands, server, library, LangChain, MCP and vLLM's
 connector take their defaults from it, so that a passage has the same ids and the same KV
-everywhere. A model is a folder, a GGUF file, a hub id, or "smollm2", which is in a package on PyPI;
-where it is, is found here, so that a wrong name is told before anything is loaded. Pure Python.
+everywhere. A model is a folder, a GGUF file, a hub id, or "smollm2", which is in a package on PyPI.
+This module finds its place, so that a wrong name is refused before anything is loaded. Pure Python.
 """
 
 import functools

@@ -3,9 +3,8 @@ once.
 
     app = create_app(ServeConfig(home=".ragkv"))  # for any ASGI server
 
-Blocking work runs on threads, with a limiter for each tenant (`work.py`). The files of each tenant
-lie in the tenant's own directory (`tenants.py`). Every failure is answered in one JSON shape
-(`failures.py`).
+Blocking work runs on threads, with a limiter for each tenant (`work.py`). Each tenant's files are
+in its own directory (`tenants.py`). Every failure is answered in one JSON shape (`failures.py`).
 """
 
 import importlib

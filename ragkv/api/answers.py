@@ -1,5 +1,5 @@
-"""One answer in a worker thread, for every endpoint that gives one: limits first, then events, then
-the accounting, and the report as a response body.
+"""Answers in worker threads, for every endpoint. Each answer has limits, events, accounting, and a
+report as a response body.
 
 A cancelled answer is accounted for up to its last token.
 """

@@ -1,4 +1,4 @@
-"""Every failure as the client sees it: OpenAI's JSON shape, the right status, and nothing private.
+"""Answers every failure in OpenAI's JSON shape, with the right status and nothing private.
 
 The service raises `ApiError`. All else is mapped to it; unexpected errors are logged and answered
 with a bare 500.

@@ -1,5 +1,5 @@
-"""A full disk: how its errors are told from others, work that is repeated once there is room, and
-the space that deletions have then.
+"""A full disk: recognises its errors, repeats work once there is room, and reserves space for
+deletions.
 
 Pure Python.
 """

@@ -1,10 +1,8 @@
-"""What happens to every request around its route, in pure ASGI, so that streams flow as they are
-made.
+"""Surrounds every route, in pure ASGI, so that streams are not delayed.
 
-`RequestMiddleware` gives the request an id, times, logs and counts it, and answers every error.
-`Access` refuses it to another host, of a foreign web page, while the server is not ready, without a
-valid key, or above the key's rate. `bounded` refuses a body of the wrong type, and one that is too
-large.
+`RequestMiddleware` gives each request an id, times, logs and counts it, and answers every error.
+`Access` refuses requests to an unknown host, of a foreign web page, while the server is not ready,
+without a valid key, or above the key's rate. `bounded` refuses a body of the wrong type or size.
 """
 
 import ipaddress

@@ -1,8 +1,8 @@
-"""Connections whose bodies do not come in very many small pieces.
+"""Ends connections whose bodies arrive in very many small pieces.
 
 Parsing a piece takes some 30 microseconds on the event loop, and six bytes on the wire are enough
 for one. So a body of 32 MiB would hold every other request for minutes. nginx passes bodies on
-whole. Without nginx this bounds them.
+whole. This module limits the pieces if there is no nginx.
 """
 
 import logging

@@ -1,5 +1,5 @@
-"""What all requests of one app share: keys, rates, metrics, the tenants on the loaded model, and
-the worker pools.
+"""The state that all requests of one app share: keys, rates, metrics, the tenants on the loaded
+model, and the worker pools.
 
 The routes get it by FastAPI's dependencies; it is `app.state.service`.
 """

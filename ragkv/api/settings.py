@@ -1,5 +1,5 @@
-"""The server's settings: one frozen tree from a file, the environment and flags; each overrides the
-one before.
+"""The server's settings: one frozen tree from a file, the environment and flags. Each of these
+overrides the one before.
 
 A file has the engine's settings as the library reads them, `home`, `model`, and the rest in the
 group `serve`. An error for an unknown key names the nearest known one, and no secret is printed.

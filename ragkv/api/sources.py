@@ -1,9 +1,9 @@
 """The sources of an answer, and where it cites them.
 
-A citation marker `[n]` means the n-th source. What the model writes passes as it is. Sources that
-say what the answer says are named at its end, if the model does not name them. A no-break space
-before them tells the server's markers from the model's. They are removed from an earlier answer
-that a client sends back.
+A citation marker `[n]` means the n-th source. The model's text is passed on unchanged. If the model
+does not name a source that supports the answer, the server adds its marker at the end. A no-break
+space before the server's markers tells them from the model's. If a client sends an earlier answer
+back, they are removed from it.
 """
 
 import re

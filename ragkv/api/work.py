@@ -1,11 +1,11 @@
 """Blocking work for an event loop that must not block: anyio's threads, a limiter for each tenant,
 and streams.
 
-A pool accepts a bounded number of work items, in all and of one tenant, and refuses the next one
-immediately. One tenant holds at most a share of the threads; the one fair queue, by time, is at the
-model (`scheduling/`). The thread of a stream pauses when it is `AHEAD` items ahead of the reader,
-so a slow reader delays only itself. When the client disconnects, its work is cancelled: it stops at
-the next token, layer, batch or poll.
+A pool accepts a limited number of work items, in all and of one tenant, and refuses the next one
+immediately. One tenant holds at most a share of the threads. The only queue that is fair by time is
+at the model (`scheduling/`). The thread of a stream pauses when it is `AHEAD` items ahead of the
+reader, so a slow reader delays only itself. When the client disconnects, its work is cancelled: it
+stops at the next token, layer, batch or poll.
 """
 
 import asyncio

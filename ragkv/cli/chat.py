@@ -1,5 +1,5 @@
-"""`ragkv chat`: a conversation on the command line, over the documents of a home if there
-are any: by an engine of this process, or by the server that has the home.
+"""`ragkv chat`: a conversation on the command line, over the documents of a home if there are any.
+An engine of this process answers, or the server that has the home.
 """
 
 import sys

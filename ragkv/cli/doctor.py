@@ -1,4 +1,4 @@
-"""`ragkv doctor`: what this machine, the packages and a home are like, and what to change."""
+"""`ragkv doctor`: describes this machine, the packages and a home, and says what to change."""
 
 import importlib.metadata
 import importlib.util

@@ -1,9 +1,10 @@
-"""`ragkv ingest`: files and folders into the index, then KV into the store, with an outcome for
-every file.
+"""`ragkv ingest`: reads files and folders into the index, then stores KV, with an outcome for every
+file.
 
-The report counts every file, and names each that was not read with the reason. Questions are
-answered without KV, so by default it is computed for a few seconds: the report says what the rest
-takes. While a server has the home, the index is written here, and KV is the server's.
+The report counts every file. It names each file that was not read, with the reason. Questions can
+be answered without KV, so by default KV is computed only for a few seconds, and the report says how
+much is left. While a server has the home, this process writes the index, and the server computes
+KV.
 """
 
 import codecs

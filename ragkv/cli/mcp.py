@@ -1,8 +1,8 @@
 """`ragkv mcp`: the corpus as tools of the Model Context Protocol, over standard input and output.
 
-The server that has the home answers, or one that is started at the first call: so any number of
-clients share one model. Standard output holds the protocol alone. Over HTTP, `ragkv serve --mcp`
-has the tools.
+The server that has the home answers. If there is none, the first call starts one. So any number of
+clients share one model. Standard output holds only the protocol. `ragkv serve --mcp` offers the
+tools over HTTP.
 """
 
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""The look of results: JSON, notes, sizes, times and progress bars."""
+"""Prints results: JSON, notes, sizes, times and progress bars."""
 
 import dataclasses
 import json

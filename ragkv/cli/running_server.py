@@ -1,10 +1,9 @@
-"""The server that has a home, asked by commands: its model is loaded already, so an answer takes
-its own time alone.
+"""Commands ask the server that has a home. Its model is loaded already, so they need not load one.
 
-Only a server on this machine is asked, and only one that needs no key: a key has documents of its
-own, which are not those of the home. Whatever goes wrong, the command reads the home itself. This
-loads neither torch nor `ragkv.retrieval.rag`: the time of a command is otherwise mostly that of
-loading them.
+Only a server on this machine is asked, and only if it needs no key. A key has documents of its own,
+which are not those of the home. If anything goes wrong, the command reads the home itself. This
+module loads neither torch nor `ragkv.retrieval.rag`, because loading them takes most of a command's
+time.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
 """A BERT encoder in numpy: the vectors of a sentence-transformers model without torch.
 
-A command that embeds one question would otherwise spend most of its time importing packages. It
-reads what all-MiniLM-L6-v2 and its relatives are: BERT with absolute positions, the mean of the
-tokens' vectors, normalised. `can_read` says whether a folder holds such a model; of any other
-sentence-transformers is asked.
+Otherwise a command that embeds one question would spend most of its time importing packages. The
+encoder reads models like all-MiniLM-L6-v2: BERT with absolute positions, and the normalised mean of
+the tokens' vectors. `can_read` says whether a folder holds such a model. Any other model is left to
+sentence-transformers.
 """
 
 import json

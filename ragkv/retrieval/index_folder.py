@@ -1,4 +1,4 @@
-"""A look into an index that other processes may write or delete meanwhile."""
+"""Reads an index that other processes may write or delete meanwhile."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

@@ -1,4 +1,4 @@
-"""The SQLite file of an index is made and opened here; `index_file.py` has it when it is open.
+"""Makes and opens the SQLite file of an index. `index_file.py` holds the open file.
 
 The file holds documents, passages, vectors and terms. Nothing in it is pickled. It uses a rollback
 journal, not a write-ahead log: one file, readable from a read-only directory, and in its old state

@@ -1,9 +1,9 @@
-"""How an index changes: documents go in, are replaced and go.
+"""Changes an index: adds, replaces and deletes documents.
 
 An ingestion first reads and splits, then embeds the new texts, then changes the index in one
 transaction. A kill leaves the old or the new state, and the vectors computed so far are not lost.
-Embedding is by distinct text: a passage that two documents share is embedded once and found once,
-as the first of them has it, and stays while one of the documents does.
+Each distinct text is embedded once. A passage that two documents share is found once, as a passage
+of the first document. It stays as long as one of the documents does.
 
 A caller that stores KV of passages deletes that of `IngestReport.forgotten_passages`.
 """

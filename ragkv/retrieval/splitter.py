@@ -1,8 +1,8 @@
 """Splits documents into passages of a counted number of tokens. It counts by a callable and knows
 no tokenizer.
 
-langchain-text-splitters chooses where to cut. The spans are computed here, because its own start
-index mixes tokens and characters when lengths are counted in tokens. Invariant:
+langchain-text-splitters chooses where to cut. The spans are computed here, because the library's
+own start index mixes tokens and characters when lengths are counted in tokens. Invariant:
 `document.text[start:end] == passage.text`, always.
 """
 

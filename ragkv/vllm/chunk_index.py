@@ -1,9 +1,10 @@
 """Finds stored chunks in prompts by their token ids.
 
-A tokenizer may merge a chunk's last tokens with the text behind it, such as a full stop with an
-empty line, and its first token with the space before it. So a chunk is also found without these. A
-token's KV depends on no later token; where the first token is another, the chunk is fused, as it is
-anywhere but behind the prefix.
+A tokenizer may merge a chunk's last tokens with the following text, such as a full stop with an
+empty line. It may also merge the first token with the space before it. So a chunk is also found
+without these tokens. Missing last tokens change nothing, because a token's KV depends on no later
+token. If the first token differs, the chunk is fused, as it is at any place except right after the
+prefix.
 """
 
 import bisect

@@ -1,5 +1,5 @@
-"""Whose stored KV a prompt is fused from: of the tenant without a name, or of a tenant that was
-proved.
+"""Decides whose stored KV a prompt is fused from: that of the unnamed tenant, or that of a tenant
+with a valid proof.
 """
 
 from collections.abc import Iterator

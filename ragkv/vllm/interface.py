@@ -1,5 +1,5 @@
-"""All of vLLM's interface that the connector uses is listed in `interface.txt`, and compared at
-start with the vLLM that is installed. An upgrade begins there: docs/vllm.md.
+"""`interface.txt` lists all of vLLM's interface that the connector uses. At start it is compared
+with the installed vLLM. An upgrade begins there (docs/research/vllm.md).
 """
 
 import importlib

@@ -1,5 +1,5 @@
-"""What of a request's prompt is fused: its chunks, the runs between them, and how many tokens vLLM
-is promised.
+"""The parts of a request's prompt that are fused: its chunks, the runs between them, and the number
+of tokens that vLLM is promised.
 
 A request may name its chunks and how they are fused in `kv_transfer_params`:
 
@@ -10,7 +10,7 @@ Each part may be left out. Without `chunks` the stored chunks are searched in th
 "none" lets vLLM compute everything. `keep` stores the prompt's KV for the next turn of its
 conversation, which has the same `cache_salt`. `tenant` says whose entries are read, with a `proof`
 (`salts.py`). `name` gives the report a name, by which a later request asks for it (`report_of`).
-Parameters that are not understood never fail a request: vLLM computes it, and its report says why.
+Unknown parameters never fail a request. Then vLLM computes it, and its report says why.
 """
 
 import itertools

@@ -1,9 +1,9 @@
 """The scheduler's half: which prompts are fused, when their KV is promised to vLLM, and the reports
 about them.
 
-vLLM asks about a waiting request in every step. The first time its prompt is handed to the
-`FusingQueue`; until it is fused the answer is "ask again". Then exactly the tokens that are fused
-are promised, so a promise never fails: whatever goes wrong before, vLLM computes the prompt. No
+vLLM asks about a waiting request in every step. The first time, its prompt is handed to the
+`FusingQueue`. Until it is fused, the answer is "ask again". Then exactly the fused tokens are
+promised, so a promise never fails. If anything goes wrong before that, vLLM computes the prompt. No
 error leaves this class, because it would end vLLM's engine.
 """
 

@@ -1,5 +1,5 @@
-"""The connector's settings, and how vLLM must be configured: all else is refused at start, in one
-sentence.
+"""The connector's settings, and the configuration of vLLM that they need. Any other is refused at
+start, with one sentence.
 
 The settings are in `kv_connector_extra_config`, above ragkv's own settings file and environment.
 """

@@ -1,10 +1,10 @@
 """vLLM's weights as a transformers model, without a copy: its parameters are views of vLLM's own.
 
-vLLM joins the query, key and value matrices of a layer into one, and the gate and up matrices;
-their rows are the matrices that transformers has. That holds for one device and unquantised
-weights, as on GPUs. A CPU build of vLLM repacks its matrices into a layout of oneDNN and deletes
-the plain ones: then there is nothing to share. This file knows no vLLM, only the names of its
-parameters.
+vLLM joins the query, key and value matrices of a layer into one, and also the gate and up matrices.
+Rows of the joined matrices are the matrices of transformers. That holds for one device and
+unquantised weights, as on GPUs. A CPU build of vLLM repacks its matrices into a layout of oneDNN
+and deletes the plain ones. Then there is nothing to share. This file knows no vLLM, only the names
+of its parameters.
 """
 
 import gc

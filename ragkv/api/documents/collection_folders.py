@@ -1,8 +1,8 @@
 """The folders of a tenant's collections: names, sizes, creation and deletion. Nothing stays open.
 
-Listing reads little of each collection: the sizes are read once and then again when the collection
-has changed. A deleted collection's folder is renamed first, so that a kill in between leaves a
-folder that the next start removes, and not half a collection.
+Listing reads little of each collection. Its sizes are read again only after it has changed. A
+deleted collection's folder is renamed first, so that a kill in between leaves a folder that the
+next start removes, and not half a collection.
 """
 
 import contextlib

@@ -1,11 +1,11 @@
-"""A tenant's journal of deleted KV: which entries each replica must drop, whatever happened to the
-one that was asked.
+"""A tenant's journal of deleted KV. It lists the entries that each replica must drop, even if the
+replica that was asked has failed.
 
-A deletion is noted here, durably, before the index forgets the text: a process that is killed in
+A deletion is noted here, durably, before the index forgets the text. So a process that is killed in
 between leaves the note. Every replica reads the journal, also after a restart or an outage
 (`DeletionFollower`), because all of them share the tenant's directory. Notes are keys, which are
-digests, and no text. The latest `KEPT` notes are kept; a replica that missed more compares all that
-it has with the collections. A text that is stored again is taken out.
+digests, and no text. The latest `KEPT` notes are kept. A replica that missed more compares all its
+entries with the collections. If a text is stored again, its note is removed.
 
 SQLite with a rollback journal, as the index has: one file, in its old state after a kill. It is
 opened for each use.

@@ -1,9 +1,9 @@
 """The passages of a tenant's collections, as they are looked for in its chat messages.
 
 When a collection has changed, its new passages are read: at the end of the change, and every two
-seconds if another process made it (`DeletionFollower`). No question waits for that but the first
-ones of a tenant. Only the words of passages are held, up to about a limit for each tenant; what is
-beyond it is not found in messages, and the notes of an answer say so.
+seconds if another process made it (`DeletionFollower`). Only the first questions of a tenant wait
+for that. Only the words of passages are held, up to about a limit for each tenant. Passages beyond
+the limit are not found in messages, and the notes of an answer say so.
 """
 
 import logging

@@ -1,9 +1,9 @@
 """Documents in a request's body, JSON or files in a form: parsed and split in processes that can be
 stopped.
 
-No file can stop the server or take its memory. Each upload gets a process of its own; one that
-exceeds its time or memory is killed, and the error says which setting that was. One tenant never
-holds all of them, and a body is read only when there is a place for it.
+No file can stop the server or take its memory. Each upload is parsed in its own process. A process
+that exceeds its time or memory is killed, and the error names the setting. One tenant never holds
+all processes, and a body is read only when one is free.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Engines, made at first use and shared by all components that use the same model and settings.
 
 LangChain copies and rebuilds its components often (its standard test suites do so tens of thousands
-of times). So a constructor loads nothing, and each engine is made once in a process. With each
-engine the texts that components ingested and the conversations are kept.
+of times). So a constructor loads nothing, and each engine is made once in a process. An engine also
+keeps its conversations, and the texts that components ingested.
 """
 
 import atexit

@@ -1,14 +1,14 @@
-"""LangChain's messages as turns of text with their documents and tools, and answers as LangChain's
-messages.
+"""Translates LangChain's messages into turns of text with documents and tools, and answers into
+LangChain's messages.
 
 Documents come as content blocks, as artifacts of tool messages, or with the call. The text of a
 block replaces the block. A document whose text is in no message is put before the text of the last
 user turn. In both cases the text is recognised afterwards like any other known text, so there is
 one code path. Content that is not text is refused.
 
-In an answer's token counts, `cache_read` counts the reused tokens, exact and fused, as the REST
-service does; `kv_cache` tells them apart, with the rest of the engine's report. `cache_creation`
-counts the chunks that were missed; their entries are stored afterwards.
+In an answer's token counts, `cache_read` counts the reused tokens, exact and fused, as in the REST
+service. `kv_cache` has both numbers, and the rest of the engine's report. `cache_creation` counts
+the chunks that were missed; their entries are stored afterwards.
 """
 
 import json

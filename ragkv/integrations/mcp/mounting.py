@@ -1,7 +1,7 @@
 """MCP's streamable HTTP in the REST service, at `/mcp`: behind the same keys, rates and checks.
 
-Each tool calls the service's own endpoints, within the process, with its caller's key. So a key
-reaches its own documents, and quotas and limits are those of the service. No session is kept: any
+Each tool calls the service's own endpoints, within the process, with the caller's key. So a key
+reaches only its own documents, and the service's quotas and limits apply. No session is kept: any
 replica answers any request.
 """
 

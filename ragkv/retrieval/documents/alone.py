@@ -1,7 +1,7 @@
-"""Parses files in a process of its own, which is ended when a file takes too much time or memory.
+"""Parses files in a separate process, which is ended when a file takes too much time or memory.
 
-The command line reads files this way, as the server does: a file that a parser of someone else
-cannot bear costs this file.
+The command line reads files in this way, and so does the server. A file that breaks a parser fails
+alone.
 """
 
 from collections.abc import Iterator

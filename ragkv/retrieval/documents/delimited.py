@@ -1,5 +1,5 @@
-"""CSV and TSV. Where the first lines do not say what separates the columns, clevercsv finds it, by
-how regular the table becomes; the standard library's reader reads it.
+"""CSV and TSV, read by the standard library. If the first lines do not show what separates the
+columns, clevercsv chooses the separator that makes the most regular table.
 """
 
 import csv

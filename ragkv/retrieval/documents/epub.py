@@ -1,4 +1,6 @@
-"""EPUB: the chapters in reading order, each as HTML. A bad chapter costs this chapter."""
+"""EPUB: the chapters in reading order, each as HTML. A bad chapter is left out, and the others are
+read.
+"""
 
 import posixpath
 import zipfile

@@ -1,8 +1,8 @@
-"""What a text has in another form than its reader sees: orders to a terminal, control characters,
-escapes of programs and of JSON, references to characters.
+"""Gives the text that a reader sees. Removes orders to a terminal and control characters, and
+resolves escapes of programs and of JSON, and references to characters.
 
-It is one place for all formats that are text. What it puts in place of an escape is never ASCII, so
-JSON, CSV and markup mean the same before and after it.
+All text formats use this module. It never replaces an escape by ASCII, so JSON, CSV and markup keep
+their meaning.
 """
 
 import html

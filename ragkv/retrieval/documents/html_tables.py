@@ -1,5 +1,5 @@
-"""Tables of HTML, to which Word files and slides are brought, too: cells that reach over columns and
-rows, and what is known of the header.
+"""Tables of HTML, into which tables of Word files and slides are turned, too. Handles cells over
+several columns and rows, and finds the header.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

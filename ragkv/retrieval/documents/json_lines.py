@@ -1,4 +1,4 @@
-"""JSON lines: a document a line. A bad line costs this line."""
+"""JSON lines: one document a line. A bad line is left out, and the others are read."""
 
 import json
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
 """E-mail (.eml): the headers that people read, then the body. Attachments are named and not read.
 
-The standard library's parser finds the parts. What it makes of text that is not ASCII is done here:
-mail often names no encoding, one that the web knows and Python does not, or a wrong one.
+The standard library's parser finds the parts. This module decodes text that is not ASCII. Mail
+often names no encoding, a wrong one, or one that only the web knows.
 """
 
 import codecs

@@ -1,8 +1,8 @@
 """Marks that must not run into the text next to them: numbers of items, raised and lowered text,
 marks of notes.
 
-It is one place for all formats, so that a raised number looks the same in a web page, a formula, a
-Word file, a slide, a sheet and a PDF.
+All formats use this module, so that a raised number looks the same in a web page, a formula, a Word
+file, a slide, a sheet and a PDF.
 """
 
 import re

@@ -1,8 +1,8 @@
-"""What all loaders use: limits, the text in a file's bytes, documents named after their file,
+"""Helpers of all loaders: limits, the text in a file's bytes, documents named after their file,
 errors for broken files.
 
 A loader names each part of a file that it could not read in the document's metadata, under `LOST`.
-From there it comes into the outcome of the file and into the answers of the API.
+The outcome of the file and the answers of the API show these names.
 """
 
 import codecs

@@ -1,4 +1,4 @@
-"""What a file is by its bytes, whatever its name says: people rename files, and programs give them
+"""Recognises the format of a file by its bytes, because people rename files and programs give them
 wrong endings.
 """
 

@@ -1,4 +1,4 @@
-"""Text that is read as it is, but for the rows of its tables, which name their columns."""
+"""Plain text, read unchanged, except that the rows of its tables name their columns."""
 
 import re
 

@@ -1,8 +1,8 @@
 """Tables that are drawn in text: each row of a long one becomes a line that names its columns.
 
-Read are tables with bars (Markdown, Org, psql, AsciiDoc), grids (reStructuredText, MySQL) and
-columns below rules (reStructuredText, Pandoc), also where they are indented or in a quotation. What
-is drawn in another way stays as it is.
+Three kinds are read: tables with bars (Markdown, Org, psql, AsciiDoc), grids (reStructuredText,
+MySQL), and columns below rules (reStructuredText, Pandoc). They may be indented or in a quotation.
+Tables that are drawn in another way are not changed.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""What a question that follows another one is searched with."""
+"""The search query of a question that follows another one."""
 
 from typing import Any
 

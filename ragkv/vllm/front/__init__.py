@@ -2,7 +2,7 @@
 
 The engine tokenizes, lays prompts out and keeps documents, their KV and conversations.
 `VllmBackend` sends a prompt's token ids to the server and gives its tokens back as the engine's
-events. `prompt_report.py` has the form in which the connector reports how a prompt was served.
+events. `prompt_report.py` defines how the connector reports on a prompt.
 """
 
 from .backend import VllmBackend

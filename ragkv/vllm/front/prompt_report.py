@@ -1,9 +1,8 @@
-"""How the connector inside vLLM reports on a prompt, and what the engine in front of it makes of
-that.
+"""The connector's report on a prompt, and how the engine in front of vLLM reads it.
 
 A request names its report (`kv_transfer_params.ragkv.name`). vLLM leaves the report out of streamed
 responses, so a second request, of one token, asks for it by this name (`report_of`). Its answer
-also says whose KV the connector reads, so that no answer of another model is taken for one of this.
+also names the model whose KV the connector reads, so that no answer of another model is accepted.
 """
 
 import dataclasses

@@ -1,9 +1,9 @@
-"""What keeps requests apart inside vLLM: their `cache_salt`, and a proof of the tenant that a
-request names.
+"""Separates requests inside vLLM, by their `cache_salt` and by a proof of the tenant that a request
+names.
 
-vLLM's prefix cache gives a request the KV that requests with its salt and its first tokens left
-there. The connector makes the salt of each request narrower (`salted`): tenants share none, and
-fused KV is found only by requests that are fused in the same way. The server in front and the
+vLLM's prefix cache gives a request the KV of earlier requests with the same salt and the same first
+tokens. The connector makes the salt of each request narrower (`salted`). So tenants share no salt,
+and fused KV is found only by requests that are fused in the same way. The server in front and the
 connector trust each other by a secret in `SECRET_VARIABLE`.
 """
 

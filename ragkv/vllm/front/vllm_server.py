@@ -1,8 +1,8 @@
 """A vLLM server, spoken to in OpenAI's protocol with the `openai` client: streams of tokens,
 reports, and its health.
 
-One thread runs an event loop with all requests. The threads that wait for tokens look at their
-request's deadline and cancellation meanwhile; closing a stream closes its connection, by which vLLM
+One thread runs an event loop with all requests. The threads that wait for tokens check their
+request's deadline and cancellation meanwhile. Closing a stream closes its connection, and then vLLM
 aborts the request.
 """
 

@@ -1,4 +1,4 @@
-"""How each element of a formula becomes a text: one rule for each name, of MathML and of OMML."""
+"""Turns each element of a formula into text, by one rule for each name of MathML and of OMML."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Parts of a formula, and how they stand beside each other: "2 1/2", "sin x", "(a+b)/2"."""
+"""Puts parts of a formula next to each other: "2 1/2", "sin x", "(a+b)/2"."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

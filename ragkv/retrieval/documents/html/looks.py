@@ -1,8 +1,8 @@
-"""What the styles of a page say about text: whether it is raised or lowered, and whether it is shown.
+"""Reads from the styles of a page whether text is raised or lowered, and whether it is shown.
 
-tinycss2 reads the declarations. Of style sheets the rules count whose selector is one element with a
-class, as programs that export pages write them. They only say what is raised or lowered: what they
-hide is often shown by a script or a click.
+tinycss2 reads the declarations. In style sheets only rules count whose selector is one element with
+a class, as programs that export pages write them. These rules only decide what is raised or
+lowered, because text that they hide is often shown by a script or a click.
 """
 
 import re

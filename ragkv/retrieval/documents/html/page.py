@@ -1,9 +1,9 @@
 """HTML to text: headings, lists, tables and code as in Markdown; scripts, styles and the targets of
 links are left out.
 
-lxml's parser calls `_Page` for each tag and text, and no tree is built. It repairs broken markup,
-so every start has its end. What it does about tags takes time by their depth: a page of deeper
-nesting than any real one loses its form, never its text.
+lxml's parser calls `_Page` for each tag and text, and no tree is built. The parser repairs broken
+markup, so every start has its end. The time for a tag grows with its depth. So a page that is
+nested deeper than any real one loses its form, but never its text.
 """
 
 import re

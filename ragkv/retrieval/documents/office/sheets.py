@@ -1,8 +1,8 @@
 """Excel: every sheet under its name as a heading; each row is a line that names its columns.
 
-openpyxl's parser of a sheet gives rows as the file has them. Its worksheets fill the gaps between
-rows, which a file of 1 KB can make a thousand million. What is hidden is left out, and this is
-told; rows that a filter hides are data and are read.
+openpyxl's parser of a sheet gives rows as the file has them. openpyxl's worksheets are not used,
+because they fill the gaps between rows. A file of 1 KB can have a thousand million such rows.
+Hidden parts are left out and reported. Rows that a filter hides are data and are read.
 """
 
 import io

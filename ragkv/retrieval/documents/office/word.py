@@ -1,9 +1,10 @@
-"""Word: mammoth makes HTML of a file, after what it leaves out was written into the text here.
+"""Word: mammoth turns a file into HTML. Before that, this module writes into the text what mammoth
+leaves out.
 
 mammoth knows whether a paragraph is in a list, and not which number it has. So the numbers of
 lists, headings and clauses are computed as Word does and put before the text. The rules are those
-of ECMA-376, part 1, 17.9. Further: hidden text goes, text that a style raises is raised, page
-breaks end a line, results of fields stay, formulas become text.
+of ECMA-376, part 1, 17.9. Hidden text is also removed, and text that a style raises is raised. Page
+breaks end a line, results of fields are kept, and formulas become text.
 """
 
 import io

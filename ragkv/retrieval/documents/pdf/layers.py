@@ -1,8 +1,8 @@
 """Layers (optional content) that are not shown when a PDF is opened: ISO 32000-2, 8.11.
 
-PDFium does not say to which layer content belongs, only which names stand beside it. So pypdf looks
-at the layers, and what is hidden gets a name of ours, in changes that are added to the file's end.
-PDFium then reads the changed file, and what has the name is left out of its text.
+PDFium does not say to which layer content belongs, only which names mark it. So pypdf reads the
+layers, and marks hidden content with a name of ours, in changes that are added to the file's end.
+PDFium then reads the changed file, and content with this name is left out of the text.
 """
 
 import ctypes

@@ -1,5 +1,6 @@
-"""The letters of a page of PDFium as text: raised and lowered ones have their marks, what was drawn
-twice is there once, and words that are broken at the end of a line are whole.
+"""Turns the letters of a page, as PDFium gives them, into text. Raised and lowered letters have
+marks, letters that were drawn twice occur once, and words that are broken at the end of a line are
+joined.
 """
 
 import ctypes

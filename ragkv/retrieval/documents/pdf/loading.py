@@ -1,5 +1,5 @@
-"""PDF: the text by pages, then the values of form fields. A page that cannot be read costs this
-page.
+"""PDF: the text by pages, then the values of form fields. A page that cannot be read is left out,
+and the others are read.
 
 PDFium reads the text. It knows what was drawn twice, what a ligature means (ActualText), and where
 a word is broken at the end of a line. pypdf reads forms, notes, and which layers are off.
