@@ -8,10 +8,11 @@ opening an index stays cheap.
 
 import hashlib
 import importlib.util
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,9 @@ from ragkv.errors import ConfigError, MissingExtraError, ModelNotFoundError
 from ragkv.runtime import Check, FairLock, no_check
 
 from .bert import Bert, can_read
+
+if TYPE_CHECKING:
+    from .sentence_model import SentenceModel
 
 Vectors = npt.NDArray[np.float32]
 
@@ -103,7 +107,9 @@ class SentenceTransformerEmbedder(Embedder):
         self._window_tokens = window_tokens
         # fast tokenizers are not thread-safe; a query waits for one batch at most
         self._lock = FairLock()
-        self._loaded: Any = None
+        # while the model's packages are imported, `Bert` reads queries
+        self._loading = threading.Lock()
+        self._model: SentenceModel | None = None
         self._bert: Bert | None = None
         self._reads_bert = device == "cpu" and can_read(self._path)
         self.name = self._path.name
@@ -117,10 +123,7 @@ class SentenceTransformerEmbedder(Embedder):
     @property
     def dimension(self) -> int:
         with self._lock.hold(urgent=True):
-            reader = self._reader()
-            if isinstance(reader, Bert):
-                return reader.dimension
-            return int(reader.get_embedding_dimension())
+            return self._reader().dimension
 
     def embed_texts(
         self, texts: Sequence[str], check: Check = no_check, owner: str = ""
@@ -134,42 +137,27 @@ class SentenceTransformerEmbedder(Embedder):
             ends.append(len(windows))
         rows = np.empty((len(windows), self.dimension), dtype=np.float32)
         size = CPU_BATCH if self._device == "cpu" else BATCH
+        model = self._loaded()
         for start in range(0, len(windows), size):
             check()
             with self._lock.hold(owner, check=check):
-                rows[start : start + size] = self._encode(windows[start : start + size])
+                rows[start : start + size] = model.encode_documents(windows[start : start + size])
         return np.split(rows, ends[:-1])
 
     def embed_query(self, query: str, owner: str = "") -> Vectors:
         with self._lock.hold(owner, urgent=True):
             reader = self._reader()
-            if isinstance(reader, Bert):
-                return reader.encode(query.lstrip()[: reader.max_tokens * MOST_CHARS_A_TOKEN])
-            read = (reader.max_seq_length or 512) * MOST_CHARS_A_TOKEN
-            vector: Vectors = self._encode([query.lstrip()[:read]], query=True)[0]
-        return vector
+            return reader.encode(query.lstrip()[: reader.max_tokens * MOST_CHARS_A_TOKEN])
 
     def count_tokens(self, text: str, owner: str = "") -> int:
         with self._lock.hold(owner):
-            return len(self._offsets(text))
-
-    def _encode(self, texts: list[str], query: bool = False) -> Vectors:
-        model = self._model()
-        encode = model.encode_query if query else model.encode_document
-        rows = encode(
-            texts, batch_size=len(texts), normalize_embeddings=True, show_progress_bar=False
-        )
-        return np.asarray(rows, dtype=np.float32)  # (N, D)
+            return len(self._reader().offsets(text))
 
     def _windows(self, text: str) -> list[str]:
         """The text itself, or its parts of equal length if it is longer than a window."""
         reader = self._reader()
-        if isinstance(reader, Bert):
-            size = reader.max_tokens - reader.special_tokens
-        else:
-            size = (reader.max_seq_length or 512) - reader.tokenizer.num_special_tokens_to_add()
-        size = min(self._window_tokens, size)
-        offsets = self._offsets(text)
+        size = min(self._window_tokens, reader.max_tokens - reader.special_tokens)
+        offsets = reader.offsets(text)
         parts = -(-len(offsets) // size)
         if parts <= 1:
             return [text]
@@ -177,40 +165,21 @@ class SentenceTransformerEmbedder(Embedder):
         windows = [offsets[start : start + step] for start in range(0, len(offsets), step)]
         return [text[window[0][0] : window[-1][1]] for window in windows]
 
-    def _offsets(self, text: str) -> Sequence[tuple[int, int]]:
-        """The (start, end) of each token of a text."""
-        reader = self._reader()
-        if isinstance(reader, Bert):
-            return reader.offsets(text)
-        encoded = reader.tokenizer(
-            text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-        )
-        offsets: Sequence[tuple[int, int]] = encoded["offset_mapping"]
-        return offsets
-
-    def _reader(self) -> Any:
+    def _reader(self) -> "Bert | SentenceModel":
         """Reads queries and cuts texts: `Bert` if it knows the model, or the model itself."""
         if not self._reads_bert:
-            return self._model()
+            return self._loaded()
         if self._bert is None:
             self._bert = Bert(self._path)
         return self._bert
 
-    def _model(self) -> Any:
-        """The model, loaded without a progress bar."""
-        if self._loaded is None:
-            import sentence_transformers  # an extra; takes seconds to import
+    def _loaded(self) -> "SentenceModel":
+        with self._loading:
+            if self._model is None:
+                from .sentence_model import SentenceModel  # imports torch
 
-            from ragkv.model.loading import without_bars
-
-            with without_bars():
-                self._loaded = sentence_transformers.SentenceTransformer(
-                    str(self._path),
-                    device=self._device,
-                    local_files_only=True,
-                    model_kwargs={"use_safetensors": True},  # never unpickled
-                )
-        return self._loaded
+                self._model = SentenceModel(self._path, self._device)
+            return self._model
 
 
 def resolve_embedder(path: str | Path | None = None, *, device: str = "cpu") -> Embedder | None:

