@@ -34,9 +34,11 @@ from ragkv.runtime import (
 
 # What an unpacked model says of itself: the file it was made of, and the digests of its own files.
 MANIFEST = "unpacked.json"
-GRIDS = "grids.safetensors"  # The grids of weights in four bits, if there are any.
+# The grids of weights in four bits, if there are any. vLLM takes every `*.safetensors` of a model's
+# folder for weights, so this safetensors file has another ending.
+GRIDS = "four-bit.grids"
 UNPACKER = "ragkv.model.gguf_unpacking"
-FORM = 2  # A folder that was written in another form is made again.
+FORM = 3  # A folder that was written in another form is made again.
 
 log = logging.getLogger(__name__)
 # Folders whose bytes this process has checked: a load asks for config, tokenizer and weights one

@@ -76,6 +76,19 @@ def test_the_layers_of_a_file_in_four_bits_have_its_own_grids(
     assert not hasattr(in_float32.lm_head, ATTRIBUTE)
 
 
+def test_an_unpacked_file_is_a_folder_that_other_engines_read_as_a_model(
+    gguf: Any, tmp_path: Path
+) -> None:
+    _write_gguf(gguf, tmp_path / "tiny.gguf", qwen2(), kind="Q4_1")
+    folder = gguf_files.unpacked(tmp_path / "tiny.gguf")
+    # vLLM takes every file of these endings for weights
+    weights = {
+        each.name for ending in ("safetensors", "bin", "pt") for each in folder.glob(f"*.{ending}")
+    }
+    assert weights == {"model.safetensors"}
+    assert (folder / gguf_files.GRIDS).is_file()
+
+
 @torch.no_grad()
 def test_weights_that_were_changed_after_loading_are_not_copied_from_their_old_grid(
     gguf: Any, tmp_path: Path
