@@ -16,6 +16,7 @@ import importlib.util
 import json
 import os
 import random
+import re
 import signal
 import statistics
 import subprocess
@@ -65,9 +66,7 @@ class VLLMServer:
         ends = time.monotonic() + START_S
         while not self._healthy():
             if popen.poll() is not None or time.monotonic() > ends:
-                raise RuntimeError(
-                    f"vLLM's server did not start:\n{log.read_text(errors='replace')[-4000:]}"
-                )
+                raise RuntimeError(f"vLLM's server did not start:\n{_reasons(log)}")
             time.sleep(0.25)
 
     def answer(
@@ -156,7 +155,7 @@ def main() -> None:
             mode = "eager"
             alone, ragkv = started([*how, "--enforce-eager"])
         rows = _first(alone, ragkv, prompts, options)
-        rates = _rates(alone, ragkv, prompts, options)
+        rates = _rates(alone, ragkv, prompts, options) if options.requests else []
         named = options.model or options.shape
         where = f"{named}, {options.dtype}, {mode}, {options.threads} threads"
         size = f"{options.chunks} x {options.tokens} + {2 * TEXT_TOKENS} tokens"
@@ -164,12 +163,19 @@ def main() -> None:
             f"\n{where}, {size}, {report.machine()['cpu']}, load "
             f"{report.machine()['load_before']:.1f}"
         )
-        for table in (rows, rates):
+        for table in filter(None, (rows, rates)):
             report.table(tuple(table[0]), [tuple(row.values()) for row in table])
         print(
             "written:",
             report.save(f"vllm-server-{options.model or options.shape}", [*rows, *rates]),
         )
+
+
+def _reasons(log: Path) -> str:
+    """The errors that a server logged, the first ones first: the last ones only say "see above"."""
+    lines = log.read_text(errors="replace").splitlines()
+    named = [line for line in lines if re.search(r"\b\w+(Error|Exception): ", line)]
+    return "\n".join(named[:10] or lines[-40:])
 
 
 @contextmanager
@@ -316,7 +322,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--chunks", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=512, help="of each chunk")
     parser.add_argument(
-        "--requests", type=int, default=2 * CLIENTS, help="of all clients, for requests a second"
+        "--requests",
+        type=int,
+        default=2 * CLIENTS,
+        help="of all clients, for requests a second; 0: these are not measured",
     )
     parser.add_argument("--vllm", nargs="*", default=[], help="further arguments for both servers")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
