@@ -128,7 +128,8 @@ def main() -> None:
         prompts = _prepare(folder, options)
         longest = ["--max-model-len", str(options.chunks * options.tokens + 1024)]
         how = ["--dtype", options.dtype, *longest, *options.vllm]
-        servers = ((BASE_PORT, []), (BASE_PORT + 1, _with_connector(folder / "home")))
+        extra = {"home": str(folder / "home"), "packed_bytes": options.packed_bytes}
+        servers = ((BASE_PORT, []), (BASE_PORT + 1, _with_connector(extra)))
 
         def started(arguments: Sequence[str]) -> list[VLLMServer]:
             with ExitStack() as starting:
@@ -213,13 +214,13 @@ def _vllm_server(
         process.wait()
 
 
-def _with_connector(home: Path) -> list[str]:
-    """The arguments that add the connector over the store in `home`."""
+def _with_connector(extra: Mapping[str, Any]) -> list[str]:
+    """The arguments that add the connector with these settings."""
     transfer = {
         "kv_connector": "RagKVConnector",
         "kv_connector_module_path": "ragkv.vllm",
         "kv_role": "kv_both",
-        "kv_connector_extra_config": {"home": str(home)},
+        "kv_connector_extra_config": dict(extra),
     }
     return ["--distributed-executor-backend", "uni", "--kv-transfer-config", json.dumps(transfer)]
 
@@ -326,6 +327,9 @@ def _options() -> argparse.Namespace:
         type=int,
         default=2 * CLIENTS,
         help="of all clients, for requests a second; 0: these are not measured",
+    )
+    parser.add_argument(
+        "--packed-bytes", type=int, default=0, help="of ragkv's copies of weights, 0 by default"
     )
     parser.add_argument("--vllm", nargs="*", default=[], help="further arguments for both servers")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
