@@ -15,12 +15,12 @@ import json
 import logging
 import os
 import secrets
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from filelock import FileLock
 
@@ -193,15 +193,28 @@ class KeyFile:
             replace_file(self.path, json.dumps(dataclasses.asdict(content), indent=1).encode())
 
 
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """What one state of the file says."""
+
+    by_digest: Mapping[str, Key]
+    quotas: Mapping[str, Quota]  # by tenant
+    stamp: tuple[int, ...] | None  # of that state; None: there was never a file
+
+    @classmethod
+    def of(cls, content: KeyFileContent, stamp: tuple[int, ...] | None) -> Self:
+        """What a content says."""
+        return cls({key.digest: key for key in content.keys}, content.quotas, stamp)
+
+
 class KeyRing:
     """The keys of a running server, reread when the file changes. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         """Raises `ConfigError` if the file exists and cannot be read."""
         self._file = KeyFile(path)
-        self._lock = threading.Lock()
-        self._seen = _stamp(path)
-        self._set(self._file.read(), self._seen)
+        stamp = _stamp(path)
+        self._known = _Keys.of(self._file.read(), stamp)
 
     @property
     def exists(self) -> bool:
@@ -209,37 +222,33 @@ class KeyRing:
         required.
         """
         self._refresh()
-        return self._seen is not None
+        return self._known.stamp is not None
 
     def principal(self, text: str) -> Principal | None:
         """The owner of the key `text`; `None` if the key is unknown, revoked or expired."""
         self._refresh()
+        known = self._known  # of one state of the file, whatever other threads read meanwhile
         # The time of this look-up tells at most something of a digest, from which no key follows.
-        key = self._by_digest.get(digest_of(text))
+        key = known.by_digest.get(digest_of(text))
         if key is None or not key.is_valid(time.time()):
             return None
         return Principal(
-            key.id, key.name, key.tenant, self._quotas.get(key.tenant, Quota()), key.rate
+            key.id, key.name, key.tenant, known.quotas.get(key.tenant, Quota()), key.rate
         )
 
     def _refresh(self) -> None:
         stamp = _stamp(self._file.path)
-        if stamp == self._seen:
+        known = self._known
+        if stamp == known.stamp:
             return
         if stamp is None:  # the file was removed: no key is valid, and a key is still required
-            self._set(KeyFileContent(), self._seen)
+            self._known = _Keys.of(KeyFileContent(), known.stamp)
             return
         try:
-            self._set(self._file.read(), stamp)
+            self._known = _Keys.of(self._file.read(), stamp)
         except ConfigError as error:
             log.error("keys_unreadable: %s The keys known so far stay valid.", error)
-            self._seen = stamp  # log it once
-
-    def _set(self, content: KeyFileContent, stamp: tuple[int, ...] | None) -> None:
-        with self._lock:
-            self._by_digest = {key.digest: key for key in content.keys}
-            self._quotas = content.quotas
-            self._seen = stamp
+            self._known = dataclasses.replace(known, stamp=stamp)  # log it once
 
 
 def digest_of(key: str) -> str:

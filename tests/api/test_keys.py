@@ -2,6 +2,7 @@
 
 import json
 import stat
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -81,6 +82,27 @@ def test_a_running_server_notices_new_and_revoked_keys(file: KeyFile) -> None:
     file.revoke(key.id)
     assert ring.principal(secret) is None
     assert ring.principal(other) is not None
+
+
+def test_a_key_and_its_quota_are_of_one_state_of_the_file(
+    file: KeyFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret, key = file.add("alice", quota=Quota(documents=5))
+    ring = KeyRing(file.path)
+    now = time.time()
+
+    def another_thread_reads_a_new_state() -> float:
+        monkeypatch.undo()
+        file.revoke(key.id)
+        file.add("bob", tenant=key.tenant, quota=Quota(documents=7))
+        assert ring.exists
+        return now
+
+    # the time is asked for between the look-ups of the key and of its quota
+    monkeypatch.setattr("ragkv.api.keys.time.time", another_thread_reads_a_new_state)
+    principal = ring.principal(secret)
+    assert principal is not None and principal.quota == Quota(documents=5)
+    assert ring.principal(secret) is None
 
 
 def test_a_key_stays_required_after_the_last_is_revoked_or_the_file_is_removed(
