@@ -9,7 +9,7 @@ import secrets
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,31 +59,30 @@ class IndexFile(Closing):
                     raise stopped from None
                 raise _told(error, self.directory) from error
 
-    @contextmanager
-    def reading(self, check: Check = no_check) -> Iterator[None]:
+    def reading(self, check: Check = no_check) -> AbstractContextManager[None]:
         """All reads of the block see one state, whatever other processes write. What `check` raises
         ends it.
         """
-        with self.locked(check):
-            self._connection.execute("BEGIN")
-            try:
-                with self._stopped_by(check):
-                    yield
-            finally:
-                self._connection.execute("COMMIT")
+        return self._whole("BEGIN", check)
 
-    @contextmanager
-    def transaction(self, check: Check = no_check) -> Iterator[None]:
+    def transaction(self, check: Check = no_check) -> AbstractContextManager[None]:
         """Commits all of the block or nothing, even after a kill. Other writers wait: keep the
         block short.
 
         What `check` raises ends it, until it is being committed.
         """
+        return self._whole("BEGIN IMMEDIATE", check)
+
+    @contextmanager
+    def _whole(self, begin: str, check: Check) -> Iterator[None]:
         with self.locked(check):
-            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.execute(begin)
             try:
-                with self._stopped_by(check):
+                self._check = stop_of(check)
+                try:
                     yield
+                finally:
+                    self._check = no_check
                 self._connection.execute("COMMIT")
             except BaseException:
                 if self._connection.in_transaction:
@@ -117,15 +116,6 @@ class IndexFile(Closing):
         """Closes the connection. Closing twice is harmless."""
         with self._lock:
             self._connection.close()
-
-    @contextmanager
-    def _stopped_by(self, check: Check) -> Iterator[None]:
-        """Inside the block, a statement ends with what `check` raises."""
-        self._check = stop_of(check)
-        try:
-            yield
-        finally:
-            self._check = no_check
 
     def _must_stop(self) -> bool:
         """Whether the statement that runs must end now: SQLite asks on the thread that runs it."""
