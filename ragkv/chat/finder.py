@@ -53,9 +53,12 @@ class ConversationFinder:
         self._engine = engine
         self._lock = threading.Lock()
         self._saves = 0  # since the start
-        self._to_delete: set[str] = set()  # but the server that replicas share did not confirm it
-        self._clearing = False  # all are to be deleted
-        self._generation = 0
+        # Ids that are to be deleted, by the number of the last order to do so. They stay until the
+        # server that replicas share has confirmed it.
+        self._to_delete: dict[str, int] = {}
+        self._orders = 0
+        self._generation = 0  # how often all were to be deleted ...
+        self._confirmed = 0  # ... and up to which of these times they are
 
     def named(self, session: Session) -> FoundConversation:
         """The conversation in a session of the caller's. Raises `SessionUnavailableError`."""
@@ -115,14 +118,13 @@ class ConversationFinder:
         confirmed it.
         """
         with self._lock:
-            self._generation = self._generation + 1
-            self._clearing = True
+            self._generation += 1
         self._delete_soon()
 
     def forget(self, text: str) -> None:
         """Delete the session that a question after `text` would find."""
         with self._lock:
-            self._to_delete.add(_saved_id(text))
+            self._order(_saved_id(text))
         self._delete_soon()
 
     def _count(self, name: str, generation: int) -> None:
@@ -133,7 +135,8 @@ class ConversationFinder:
             self._saves += 1
             is_kept = generation == self._generation
             is_time = self._saves % TRIMMED == 0
-            self._to_delete |= set() if is_kept else {name}
+            if not is_kept:
+                self._order(name)
         if is_time:
             self._engine.conversations.delete_all(self._saved_names()[MAX_SAVED:])
         if not is_kept:
@@ -144,15 +147,22 @@ class ConversationFinder:
         next time.
         """
         with self._lock:
-            clearing = self._clearing
-            names = set(self._to_delete)
-        if clearing:
-            names |= set(self._saved_names())
+            ordered = self._to_delete.copy()
+            generation = self._generation
+            clears = self._confirmed < generation
+        names = {*ordered, *(self._saved_names() if clears else ())}
         if names:
             self._engine.conversations.delete_all(names)
-        with self._lock:
-            self._to_delete -= names
-            self._clearing = self._clearing and not clearing
+        with self._lock:  # what was ordered meanwhile is not confirmed by this
+            for name, order in ordered.items():
+                if self._to_delete.get(name) == order:
+                    del self._to_delete[name]
+            self._confirmed = max(self._confirmed, generation)
+
+    def _order(self, name: str) -> None:
+        """Have a session deleted with the next ones. The caller holds the lock."""
+        self._orders += 1
+        self._to_delete[name] = self._orders
 
     def _saved_names(self) -> list[str]:
         """The saved sessions that there are, the last used first. Raises

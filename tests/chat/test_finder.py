@@ -1,0 +1,76 @@
+"""Conversations that are found by their text: what is to be deleted stays so until it is confirmed."""
+
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any, cast
+
+from ragkv.chat.finder import ConversationFinder
+from ragkv.engine import Engine
+from ragkv.errors import SessionUnavailableError
+
+
+class Saved:
+    """The saved conversations of a server that may be away. `meanwhile` is called once, in the middle
+    of the next deletion.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self.names = set(names)
+        self.is_away = False
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def ids(self) -> list[str]:
+        self._check()
+        return sorted(self.names)
+
+    def delete_all(self, names: Iterable[str]) -> None:
+        self._check()
+        meanwhile, self.meanwhile = self.meanwhile, lambda: None
+        meanwhile()
+        self.is_away = False
+        self.names -= set(names)
+
+    def _check(self) -> None:
+        if self.is_away:
+            raise SessionUnavailableError("The server does not answer.")
+
+
+def finder_of(saved: Saved) -> ConversationFinder:
+    return ConversationFinder(cast(Engine, SimpleNamespace(conversations=cast(Any, saved))))
+
+
+def test_a_deletion_of_all_that_fails_during_another_one_is_done_later() -> None:
+    saved = Saved("chat-1", "named-1")
+    finder = finder_of(saved)
+
+    def another_thread() -> None:
+        saved.names.add("chat-2")
+        saved.is_away = True
+        finder.clear()
+
+    saved.meanwhile = another_thread
+    finder.clear()
+    assert saved.names == {"chat-2", "named-1"}, "it was saved after the first list"
+    finder.forget("any text")  # the next time that something is deleted
+    assert saved.names == {"named-1"}
+
+
+def test_a_deletion_of_one_that_fails_during_another_one_is_done_later() -> None:
+    saved = Saved()
+    finder = finder_of(saved)
+
+    def another_thread() -> None:
+        saved.is_away = True
+        finder.forget("a text")
+
+    def save_again(names: Iterable[str]) -> None:
+        delete_all(names)
+        saved.names |= set(names)  # as a turn does that ends between the two deletions
+
+    saved.meanwhile = another_thread
+    delete_all, saved.delete_all = saved.delete_all, save_again  # type: ignore[method-assign]
+    finder.forget("a text")
+    saved.delete_all = delete_all  # type: ignore[method-assign]
+    assert len(saved.names) == 1
+    finder.forget("another text")
+    assert saved.names == set()
