@@ -232,7 +232,7 @@ def _has_conversations(config: EngineConfig, blocks: Store) -> bool:
     return (
         config.session.shared
         or (directory is not None and Path(directory, SESSIONS).is_dir())
-        or any(tier.block_keys() for tier in blocks.tiers)
+        or bool(blocks.contents.block_keys())
     )
 
 

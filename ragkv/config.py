@@ -10,7 +10,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from .errors import ConfigError
@@ -27,9 +27,6 @@ GIB = 1024**3
 # Names from registries that load torch. A test compares them with the registries.
 CODEC_NAMES = ("raw", "bfloat16", "int8")  # They are the keys of ragkv.store.CODECS.
 WEIGHTS = ("plain", "int8")  # They are the kinds of linear layers.
-# These are the keys of ragkv.store.POLICIES.
-POLICY_NAMES = ("et-lru", "lookahead", "lru", "t-lru", "t-lru-guarded", "threshold-lru")
-TAIL_POLICIES = ("et-lru", "t-lru", "t-lru-guarded")  # They need a target: at xi 0 they are LRU.
 DISCARDING_LISTS = ("oldest", "keep-dialogue")  # They are the keys of ragkv.prompt.history.TDLS.
 # These are the keys of ragkv.fusion.SELECTORS.
 SELECTOR_NAMES = ("all", "attention", "first-k", "hkvd", "hkvd-gradual", "none", "random")
@@ -37,6 +34,22 @@ SELECTOR_NAMES = ("all", "attention", "first-k", "hkvd", "hkvd-gradual", "none",
 EXPECTED_CODEC = "int8"
 CHUNK_TOKENS = 256  # The most tokens of a passage, which is a chunk of the engine, by default.
 RETRIEVER_NAMES = ("bm25", "dense", "fused")  # They are the keys of ragkv.retrieval.RETRIEVERS.
+
+
+class PolicyRow(NamedTuple):
+    """An eviction policy that `store.policy` may name."""
+
+    location: str  # "module:class", which is imported with the first use of the name
+    needs_target: bool = False  # at xi 0 it is LRU
+
+
+POLICIES = {
+    "et-lru": PolicyRow("ragkv.store.policies.et_lru:ETLRU", needs_target=True),
+    "lookahead": PolicyRow("ragkv.store.policies.lru:LookAhead"),
+    "lru": PolicyRow("ragkv.store.policies.lru:LRU"),
+    "t-lru": PolicyRow("ragkv.store.policies.t_lru:TLRU", needs_target=True),
+    "t-lru-guarded": PolicyRow("ragkv.store.policies.t_lru:GuardedTLRU", needs_target=True),
+}
 # A tenant's name can name a directory on any file system.
 TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
@@ -133,8 +146,8 @@ class StoreConfig:
     memory_bytes: int = 1 * GIB  # capacity of the memory tier
     # capacity of the disk tier; on a server documents and KV of a tenant together
     disk_bytes: int = 20 * GIB
-    # eviction policy of memory and disk: et-lru, lookahead, lru, t-lru, t-lru-guarded or
-    # threshold-lru; Redis and S3 evict by last use
+    # eviction policy of memory and disk: et-lru, lookahead, lru, t-lru or t-lru-guarded; Redis and
+    # S3 evict by last use
     policy: str = "lookahead"
     # copy what queued requests will read from disk to memory before they start
     prefetch: bool = fixed(True)
@@ -142,8 +155,6 @@ class StoreConfig:
     # compute as many tokens as a prefill does in this time
     ttft_target_ms: float | None = None
     xi_tokens: int = fixed(0)  # the same in tokens: those a turn may compute within its target
-    # threshold-lru does not keep conversations that are shorter
-    threshold_tokens: int = fixed(1024)
     # entries that wait to be written; if it is full, entries are dropped
     write_buffer_bytes: int = fixed(256 * MIB)
     reader_threads: int = fixed(2)  # threads that read layer slices ahead
@@ -162,18 +173,18 @@ class StoreConfig:
             write_buffer_bytes=0,
             reader_threads=1,
             xi_tokens=0,
-            threshold_tokens=0,
         )
         if self.ttft_target_ms is not None and (self.xi_tokens or not self.ttft_target_ms > 0.0):
             raise ConfigError(
                 "store.ttft_target_ms must be more than 0, and takes the place of store.xi_tokens."
             )
-        if self.policy in TAIL_POLICIES and not self.xi_tokens and self.ttft_target_ms is None:
+        one_of("store.codec", self.codec, (*CODEC_NAMES, ""))
+        one_of("store.policy", self.policy, tuple(POLICIES))
+        has_target = self.xi_tokens or self.ttft_target_ms is not None
+        if POLICIES[self.policy].needs_target and not has_target:
             raise ConfigError(
                 f"store.policy {self.policy} needs store.ttft_target_ms or store.xi_tokens."
             )
-        one_of("store.codec", self.codec, (*CODEC_NAMES, ""))
-        one_of("store.policy", self.policy, POLICY_NAMES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from ragkv.config import (
     CODEC_NAMES,
     DISCARDING_LISTS,
     GIB,
-    POLICY_NAMES,
     RETRIEVER_NAMES,
     SELECTOR_NAMES,
 )
@@ -25,7 +24,7 @@ from ragkv.fusion import SELECTORS
 from ragkv.prompt.history import TDLS
 from ragkv.retrieval.retrievers import RETRIEVERS
 from ragkv.runtime.setting_values import is_setting
-from ragkv.store import CODECS, POLICIES
+from ragkv.store import CODECS
 
 MOST_SETTINGS = 66  # a new one takes the place of another
 
@@ -217,12 +216,11 @@ def test_an_optional_group_is_off_by_default_and_can_be_switched_off_by_name() -
     ("known", "registered"),
     [
         (CODEC_NAMES, CODECS),
-        (POLICY_NAMES, POLICIES),
         (SELECTOR_NAMES, SELECTORS),
         (RETRIEVER_NAMES, RETRIEVERS),
         (DISCARDING_LISTS, TDLS),
     ],
-    ids=["codecs", "policies", "selectors", "retrievers", "discarding lists"],
+    ids=["codecs", "selectors", "retrievers", "discarding lists"],
 )
 def test_the_settings_know_every_registered_name(
     known: tuple[str, ...], registered: Collection[str]

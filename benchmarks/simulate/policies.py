@@ -1,11 +1,12 @@
 """Policies that only the simulator runs: baselines of the papers' tables, and offline bounds, which
 know the future.
 
-FIFO is a baseline of CachedAttention (section 4.3.3). The bounds are Belady's furthest-in-future
-rule, tail-optimized Belady (theorem 1), and T-LRU that knows which conversations do not return, or
-also the next turn's lengths (figure 5).
+FIFO is a baseline of CachedAttention (section 4.3.3), Threshold-LRU of the T-LRU paper. The bounds
+are Belady's furthest-in-future rule, tail-optimized Belady (theorem 1), and T-LRU that knows which
+conversations do not return, or also the next turn's lengths (figure 5).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable
 
 from ragkv.errors import ConfigError
@@ -30,8 +31,6 @@ class FIFO(LRU):
     order.
     """
 
-    name = "fifo"
-
     def used(self, group: str, now: float) -> None:
         pass
 
@@ -50,8 +49,6 @@ class Belady(Policy):
     `tail-belady` with xi 0 does better there.
     """
 
-    name = "belady"
-
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
         # group -> (-position of its next request, number of its last use)
@@ -60,7 +57,7 @@ class Belady(Policy):
         self._uses = 0
         self._departed = Departed(self._forget)
 
-    def served(self, turn: TurnSize) -> None:
+    def turn_ended(self, turn: TurnSize) -> None:
         self._expect(turn.group, (turn.next or NEVER).position)
 
     def used(self, group: str, now: float) -> None:
@@ -94,33 +91,57 @@ class Belady(Policy):
             self._departed.add(group)
 
 
-class TailBelady(Belady):
+class Trimming(ABC):
+    """A policy that also cuts while there is room, which a live store does not ask for."""
+
+    @abstractmethod
+    def trims(self) -> Iterable[Cut]:
+        """Cuts to make in full when a turn has ended, before `victim` is asked."""
+
+
+class TailBelady(Trimming, Belady):
     """Belady, keeping no more blocks than help the tail: min(sh_next, (in_next - xi)+). Optimal for
     TEL.
     """
-
-    name = "tail-belady"
-    trims_early = True
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
         self._cut: Cut | None = None  # of the conversation served last
 
-    def served(self, turn: TurnSize) -> None:
-        super().served(turn)
+    def turn_ended(self, turn: TurnSize) -> None:
+        super().turn_ended(turn)
         self._cut = None
         if turn.next is not None:
             keep = max(0, min(turn.next.shared, turn.next.prompt - self.settings.xi_blocks))
             self._cut = Cut(turn.group, keep, whole=True)
 
-    def trims(self, overflows: bool, now: float) -> Iterable[Cut]:
+    def trims(self) -> Iterable[Cut]:
         return () if self._cut is None else (self._cut,)
+
+
+class ThresholdLRU(Trimming, LRU):
+    """LRU that does not keep conversations of L B < `THRESHOLD_TOKENS` tokens: a baseline of the
+    T-LRU paper, and OpenAI's published rule.
+    """
+
+    THRESHOLD_TOKENS = 1024
+
+    def __init__(self, settings: PolicySettings | None = None) -> None:
+        super().__init__(settings)
+        self._short: str | None = None  # the conversation served last, if it is too short to keep
+
+    def turn_ended(self, turn: TurnSize) -> None:
+        super().turn_ended(turn)
+        short = turn.length * self.settings.block_tokens < self.THRESHOLD_TOKENS
+        self._short = turn.group if short else None
+
+    def trims(self) -> Iterable[Cut]:
+        is_held = self._short is not None and self._short in self._held
+        return [Cut(self._short, whole=True)] if is_held else []
 
 
 class EndAware(TLRU):
     """T-LRU that knows which conversations do not return, and keeps nothing of them."""
-
-    name = "end-aware"
 
     def budget(self, turn: TurnSize) -> int:
         return 0 if turn.next is NEVER else super().budget(turn)
@@ -131,16 +152,20 @@ class LengthAware(TLRU):
     never comes.
     """
 
-    name = "length-aware"
-
     def budget(self, turn: TurnSize) -> int:
         if turn.next is None:
             return super().budget(turn)
         return max(0, min(turn.next.shared, turn.next.prompt - self.settings.xi_blocks))
 
 
-_SIMULATOR_ONLY: tuple[type[Policy], ...] = (FIFO, EndAware, LengthAware, Belady, TailBelady)
-SIMULATOR_ONLY: dict[str, type[Policy]] = {policy.name: policy for policy in _SIMULATOR_ONLY}
+SIMULATOR_ONLY: dict[str, type[Policy]] = {
+    "belady": Belady,
+    "end-aware": EndAware,
+    "fifo": FIFO,
+    "length-aware": LengthAware,
+    "tail-belady": TailBelady,
+    "threshold-lru": ThresholdLRU,
+}
 ALL_POLICIES: dict[str, type[Policy]] = {
     name: policy_class(name) for name in POLICIES
 } | SIMULATOR_ONLY

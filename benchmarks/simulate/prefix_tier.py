@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from ragkv.store.policies import Cut, Policy, TurnSize
 
+from .policies import Trimming
+
 OnEvict = Callable[[str, int], None]  # called with a group and how much it loses
 
 
@@ -29,10 +31,10 @@ class PrefixTier:
         conversation's own blocks may be evicted too (optional caching), unless caching is `forced`.
         """
         had = self.held.get(turn.group, 0)
-        self.policy.served(turn)
+        self.policy.turn_ended(turn)
         if turn.length != had:
             self._set(turn.group, turn.length, turn.at)
-        for cut in self.policy.trims(self._used > self.capacity, turn.at):
+        for cut in self.policy.trims() if isinstance(self.policy, Trimming) else ():
             self._take(cut, turn.at)
         pinned = (turn.group,) if forced else ()
         while self._used > self.capacity:  # a pinned group loses its own tail when it is alone
@@ -48,7 +50,7 @@ class PrefixTier:
         left = keep if whole else max(keep, had - (self._used - self.capacity))
         left = 0 if self._whole else left
         if left >= had:
-            assert whole, f"{self.policy.name} must not name a cut that frees nothing"
+            assert whole, f"{type(self.policy).__name__} must not name a cut that frees nothing"
             return
         self._set(group, left, now)
         if self._on_evict is not None:

@@ -56,7 +56,6 @@ class ReplaySetting:
 class Replay:
     """The result of one policy on a trace at one capacity."""
 
-    policy: str
     capacity_blocks: int
     uncached: list[int]  # b of every request, in order
 
@@ -109,7 +108,7 @@ def replay(
     just served stays.
     """
     serve = PrefixTier(policy, capacity_blocks, on_evict).serve
-    return Replay(policy.name, capacity_blocks, [serve(turn, forced) for turn in trace.turns])
+    return Replay(capacity_blocks, [serve(turn, forced) for turn in trace.turns])
 
 
 def policy_for(name: str, trace: Trace, setting: ReplaySetting) -> Policy:
@@ -130,17 +129,21 @@ def policy_for(name: str, trace: Trace, setting: ReplaySetting) -> Policy:
 
 def simulate(trace: Trace, names: Sequence[str], setting: ReplaySetting) -> list[Report]:
     """Every policy over the trace, one report each; raises `ConfigError` for an unknown policy."""
-    policies = [policy_for(name, trace, setting) for name in names]  # before anything runs
+    # before anything runs
+    policies = {name: policy_for(name, trace, setting) for name in names}
     return [
         report_of(
-            trace, replay(trace, policy, setting.capacity_blocks, forced=setting.forced), setting
+            name,
+            trace,
+            replay(trace, policy, setting.capacity_blocks, forced=setting.forced),
+            setting,
         )
-        for policy in policies
+        for name, policy in policies.items()
     ]
 
 
-def report_of(trace: Trace, done: Replay, setting: ReplaySetting) -> Report:
-    """What came of a replay."""
+def report_of(policy: str, trace: Trace, done: Replay, setting: ReplaySetting) -> Report:
+    """What came of a replay by the policy of that name."""
     uncached = np.array(done.uncached)
     xi_ms = (
         setting.ttft_ms(setting.xi_blocks * trace.block_tokens)
@@ -151,7 +154,7 @@ def report_of(trace: Trace, done: Replay, setting: ReplaySetting) -> Report:
     prompts = max(1, sum(turn.prompt for turn in trace.turns))
     times = np.percentile(ttft, list(PERCENTILES.values()))
     return Report(
-        policy=done.policy,
+        policy=policy,
         uncached_blocks=int(uncached.sum()),
         tel_blocks=int(np.maximum(uncached - setting.xi_blocks, 0).sum()),
         max_uncached_blocks=int(uncached.max()),

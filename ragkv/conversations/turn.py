@@ -198,7 +198,7 @@ class Turn(Closing):
         )
         if not self._saved:
             # before the store's policies see its blocks
-            self._writer.served(self._policy_turn(made))
+            self._writer.turn_ended(self._policy_turn(made))
         first = made.record.start
         self._saved.append(self._writer.key(block))
         kv = made.record.kv[:, :, :, self._at - first : stop - first]

@@ -11,7 +11,7 @@ from ragkv.errors import StoreError
 
 from .copying import TierCopies
 from .entry import EntryInfo, EntryKey, Identity
-from .tiers import Tier
+from .tiers import Tier, ledgers
 
 T = TypeVar("T")
 
@@ -43,7 +43,8 @@ class Contents:
         """The keys of the blocks of conversations that are stored on this machine. Reads no
         file.
         """
-        return [key for tier in self.tiers for key in tier.block_keys()]
+        slots = (slot for ledger in ledgers(self.tiers) for slot in ledger.slots())
+        return [slot.item.key for slot in slots if slot.item.group]
 
     def refused(self, keep: Callable[[Identity], bool]) -> set[EntryKey]:
         """The keys that `gc` would drop."""

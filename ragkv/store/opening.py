@@ -71,11 +71,7 @@ def open_tiers(
     """The tiers of `config`, or those of these kinds, fastest first. Raises what opening one
     raises.
     """
-    settings = PolicySettings(
-        xi_blocks=config.xi_tokens // block_tokens,
-        block_tokens=block_tokens,
-        threshold_tokens=config.threshold_tokens,
-    )
+    settings = PolicySettings(config.xi_tokens // block_tokens, block_tokens)
     tiers: list[Tier] = []
     with ExitStack() as opened:  # if one cannot be opened, those above it are closed again
         for kind in kinds or kinds_of(config):

@@ -26,7 +26,7 @@ from .copying import TierCopies, or_none
 from .entry import EntryKey, Identity
 from .job_queue import Job, JobQueue
 from .policies import Policy
-from .tiers import Tier
+from .tiers import Tier, ledgers
 
 log = logging.getLogger(__name__)
 
@@ -143,8 +143,8 @@ class Prefetcher:
             for group in hint.groups:
                 what(policy, group)
 
-        for tier in self.tiers:
-            or_none("tell a policy about a waiting request", tier.tell, tell)
+        for ledger in ledgers(self.tiers):
+            or_none("tell a policy about a waiting request", ledger.tell, tell)
 
     def _look_ahead(self, hint: PrefetchHint) -> None:
         """Let the remote tiers look up what no local tier has, all at once."""

@@ -27,7 +27,7 @@ from .entry import EncodedEntry, Entry, EntryKey, Identity
 from .limits import StoreLimits
 from .policies import TurnSize
 from .prefetch import Prefetcher
-from .tiers import Lease, MemoryLease, StoreStats, Tier, TierKind
+from .tiers import Lease, MemoryLease, StoreStats, Tier, TierKind, ledgers
 
 log = logging.getLogger(__name__)
 
@@ -106,14 +106,14 @@ class Store(Closing):
         """The entry in the form in which it is stored; what is encoded already stays as it is."""
         return EncodedEntry.of(entry).compact(self._page_locked)
 
-    def served(self, turn: TurnSize) -> None:
-        """Tell every tier's policy that a conversation's turn was served, before the turn's blocks
-        are put.
+    def turn_ended(self, turn: TurnSize) -> None:
+        """Tell every tier's policy of a conversation's turn that is complete, before the turn's
+        blocks are put.
 
         The blocks are entries whose `group` is the turn's and whose `index` counts them from 0.
         """
-        for tier in self.tiers:
-            or_none("tell a policy about a turn", tier.served, turn)
+        for ledger in ledgers(self.tiers):
+            or_none("tell a policy about a turn", ledger.tell, lambda p: p.turn_ended(turn))
 
     def delete(self, key: EntryKey, *, here: bool = False) -> bool:
         """Drop `key` from every tier and from the write buffer; whether it was anywhere.

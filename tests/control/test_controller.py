@@ -293,7 +293,7 @@ def test_the_policies_threshold_is_what_the_profile_computes_within_the_target(
             made.profiler.use(quick)
             told: list[Policy] = []
             for tier in made.conversations.blocks.writer.store.tiers:
-                tier.tell(told.append)
+                told.append(tier.ledger.informed_policy())
             assert {policy.settings.xi_blocks for policy in told} == {blocks}
     assert ("no block of 16 tokens" in caplog.text) == warned
 

@@ -10,6 +10,7 @@ from ragkv import Engine, EngineConfig, Session, StoreConfig
 from ragkv.config import SessionConfig
 from ragkv.prompt import Prefill
 from ragkv.store import Tier
+from ragkv.store.tiers import ledgers
 from tests import tiny_models
 from tests.engine.helpers import close, full_prefill
 from tests.fixed import fixed
@@ -96,4 +97,4 @@ def files(directory: Path) -> int:
 def pinned(engine: Engine) -> int:
     """Open leases in all tiers, after a flush."""
     engine.flush()
-    return sum(tier.leases for tier in engine.store.tiers)
+    return sum(ledger.leases for ledger in ledgers(engine.store.tiers))

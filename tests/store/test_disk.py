@@ -96,7 +96,9 @@ def test_a_conversations_blocks_are_known_as_such_after_a_restart(tmp_path: Path
         path.write_bytes(b"x" * FILE_BYTES)
         os.utime(path, (path.stat().st_atime, 0))
     with closing(open_tier(tmp_path, capacity=4)) as tier:
-        assert set(tier.block_keys()) == {block.info.key for block in blocks}
+        assert {slot.item.key for slot in tier.ledger.slots() if slot.item.group} == {
+            block.info.key for block in blocks
+        }
         assert tier.delete(make_entry(9).info.key)
         assert tier.put(make_entry(10)) and tier.put(make_entry(11))
         assert tier.contains(blocks[0].info.key) and not tier.contains(blocks[2].info.key)
@@ -118,19 +120,6 @@ def test_a_reader_finds_a_block_next_to_its_writer(tier: DiskTier, tmp_path: Pat
     tier.put(block)
     reader = ReadOnlyDiskTier(tmp_path)
     assert reader.contains(block.info.key) and served(reader, block)
-
-
-def test_what_an_earlier_version_stored_is_removed_and_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    old = tmp_path / "entries" / "ab" / f"{'ab' * 32}.safetensors"
-    for path in (old, tmp_path / "index" / "rows.db"):
-        path.parent.mkdir(parents=True)
-        path.write_bytes(b"of an earlier version")
-    with caplog.at_level("INFO", "ragkv"):
-        open_tier(tmp_path).close()
-    assert not old.exists() and not (tmp_path / "index").exists()
-    assert "1 entries of an earlier version" in caplog.text
 
 
 def test_temporary_files_of_a_killed_writer_are_removed(tmp_path: Path) -> None:
@@ -362,7 +351,7 @@ def test_a_read_that_fails_drops_the_entry_only_if_the_disk_cannot_give_its_byte
         with pytest.raises(EntryUnreachableError if stays else EntryDamagedError):
             lease.read_layer(0)
     assert (file_of(tmp_path, 1).exists(), tier.stats().damaged) == (stays, not stays)
-    assert served(tier, make_entry(1)) == stays and tier.leases == 0
+    assert served(tier, make_entry(1)) == stays and tier.ledger.leases == 0
 
 
 def test_collecting_garbage_leaves_an_entry_that_cannot_be_read_now(
@@ -384,7 +373,7 @@ def test_a_lookup_that_fails_in_any_way_pins_nothing(
         patch.setattr(os, "pread", raising(MemoryError()))
         with pytest.raises(MemoryError):
             tier.lease(IDENTITY, ids_of(1))
-    assert tier.leases == 0 and tier.stats().misses == 1
+    assert tier.ledger.leases == 0 and tier.stats().misses == 1
 
 
 def test_look_ups_go_on_while_the_disk_confirms_a_deletion(
@@ -399,7 +388,7 @@ def test_look_ups_go_on_while_the_disk_confirms_a_deletion(
         syncing.set()
         assert go_on.wait(60)
 
-    monkeypatch.setattr("ragkv.store.tiers.disk.sync", slow)
+    monkeypatch.setattr("ragkv.store.tiers.entry_files.sync", slow)
     with ThreadPoolExecutor(1) as pool:
         deleting = pool.submit(tier.delete, make_entry(1).info.key)
         assert syncing.wait(60)
@@ -418,7 +407,9 @@ def test_a_deletion_that_the_disk_does_not_confirm_is_told_until_it_does(
     assert tier.put(make_entry(1))
     key = make_entry(1).info.key
     with monkeypatch.context() as patch:
-        patch.setattr("ragkv.store.tiers.disk.sync", raising(OSError(errno.EIO, "an I/O error")))
+        patch.setattr(
+            "ragkv.store.tiers.entry_files.sync", raising(OSError(errno.EIO, "an I/O error"))
+        )
         for _ in range(2):
             with pytest.raises(StoreError, match="did not confirm"):
                 tier.delete(key)

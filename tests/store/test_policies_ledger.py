@@ -2,7 +2,7 @@
 sizes add up.
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Container
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.simulate import ALL_POLICIES, make_any_policy
 from ragkv.store import LRU, EntryKey, Item, Policy, TurnSize, make_policy
 from ragkv.store.policies import Cut, PolicySettings
-from ragkv.store.tiers.ledger import MOST_NEWS, LocalTier, Slot
+from ragkv.store.tiers.ledger import MOST_NEWS, Ledger, Slot
 
 CAPACITY = 12
 STEP = st.tuples(
@@ -22,84 +22,64 @@ STEP = st.tuples(
 )
 
 
-class Shelf(LocalTier[None]):
-    """A tier of items without bytes."""
+class Shelf:
+    """A ledger of items without bytes, at a time that a test sets."""
 
-    lease = put = scan = delete = close = None
-
-    def __init__(
-        self,
-        capacity: int,
-        policy: Policy,
-        on_evict: Callable[[Slot[None]], object] = lambda _: None,
-    ) -> None:
-        super().__init__(capacity, policy, lambda: self.now)
-        self.ledger = self._ledger
-        self.evicted: list[EntryKey] = []
+    def __init__(self, capacity: int, policy: Policy) -> None:
         self.now = 0.0
-        self._on_evict = on_evict
+        self.evicted: list[EntryKey] = []
+        self.ledger = Ledger[EntryKey](capacity, policy, self.evicted.append, lambda: self.now)
 
     def add(self, item: Item, now: float = 0.0) -> bool:
         """Whether there was space for `item`, or was made, and it was added."""
-        fits = self._make_space(item, now)
+        self.now = now
+        fits = self.ledger.make_room(item)
         if fits:
-            self._ledger.add(item, None, now)
+            self.ledger.add(item, item.key)
         return fits
 
-    def _evict(self, slot: Slot[None]) -> None:
-        super()._evict(slot)
-        self.evicted.append(slot.item.key)
-        self._on_evict(slot)
+    def lease(self, key: EntryKey) -> Slot[EntryKey] | None:
+        """The slot of `key`, leased now."""
+        return self.ledger.lease(key, lambda slot: slot)
 
 
 class ShelfModel:
     """A shelf, and the leases that a caller holds."""
 
     def __init__(self, name: str, xi: int) -> None:
-        policy = make_any_policy(name, PolicySettings(xi_blocks=xi, threshold_tokens=32))
-        self.shelf = Shelf(CAPACITY, policy, self.evicted)
+        self.shelf = Shelf(CAPACITY, make_any_policy(name, PolicySettings(xi_blocks=xi)))
         self.ledger = self.shelf.ledger
-        self.leases: list[Slot[None]] = []
-        self.now = 0.0
+        self.leases: list[Slot[EntryKey]] = []
 
     def do(self, what: str, group: str, index: int, size: int) -> None:
-        self.now = self.shelf.now = self.now + 1
+        self.shelf.now += 1
         key = EntryKey(f"{group or 'chunk'}{index}")
         slot = self.ledger.get(key)
         if what == "put" and slot is None:
             item = Item(key, size, group, index if group else 0)
-            self.shelf.add(item, self.now)
+            self.shelf.add(item, self.shelf.now)
         elif what == "lease" and slot is not None:
-            self.ledger.pin(slot)
-            self.ledger.used(slot, self.now)
+            assert self.shelf.lease(key) is slot
             self.leases.append(slot)
         elif what == "unlease" and self.leases:
-            self.ledger.unpin(self.leases.pop(index % len(self.leases)))
+            self.ledger.release(self.leases.pop(index % len(self.leases)))
         elif what == "delete":
             self.ledger.remove(key)
         elif what == "serve" and group:
-            turn = TurnSize(
-                self.now,
-                int(self.now),
-                group,
-                index + size,
-                index,
-                index + size,
-                1 + index,
-                1.0 if index else None,
-            )
-            self.shelf.served(turn)
-
-    def evicted(self, slot: Slot[None]) -> None:
-        """A victim has left the ledger already, and no lease holds it."""
-        assert self.ledger.get(slot.item.key) is not slot
-        assert all(lease is not slot for lease in self.leases)
+            now = self.shelf.now
+            length = index + size
+            since = 1.0 if index else None
+            turn = TurnSize(now, int(now), group, length, index, length, 1 + index, since)
+            self.ledger.tell(lambda policy: policy.turn_ended(turn))
 
     def check(self) -> None:
-        held = list(self.ledger)
+        held = self.ledger.slots()
         assert self.ledger.used_bytes == sum(slot.item.size for slot in held) <= CAPACITY
         leased = [lease for lease in self.leases if self.ledger.get(lease.item.key) is lease]
-        assert all(slot.pins == sum(lease is slot for lease in leased) for slot in held)
+        assert all(slot.leases == sum(lease is slot for lease in leased) for slot in held)
+        evicted = set(self.shelf.evicted)
+        assert not any(lease.item.key in evicted for lease in leased)
+        self.shelf.evicted.clear()
 
 
 @pytest.mark.parametrize("name", sorted(ALL_POLICIES))
@@ -118,15 +98,13 @@ def test_every_policy_keeps_the_ledger_within_capacity_and_its_leases_held(
 def test_a_refused_put_leaves_the_policy_unchanged(name: str) -> None:
     shelf = Shelf(4, make_any_policy(name))
     assert shelf.add(Item(EntryKey("held"), 4))
-    slot = shelf.ledger.get(EntryKey("held"))
+    slot = shelf.lease(EntryKey("held"))
     assert slot is not None
-    shelf.ledger.pin(slot)
     assert not shelf.add(Item(EntryKey("more"), 1), 1.0)
     assert shelf.evicted == []
-    shelf.ledger.unpin(slot)
-    cuts: list[Cut | None] = []
-    shelf.tell(lambda policy: cuts.append(policy.victim((), 2.0)))
-    assert [cut and cut.group for cut in cuts] == ["held"]
+    shelf.ledger.release(slot)
+    cut = shelf.ledger.informed_policy().victim((), 2.0)
+    assert cut is not None and cut.group == "held"
 
 
 class TellingLRU(LRU):
@@ -154,12 +132,13 @@ def test_a_policy_is_told_what_happened_in_order_when_something_must_go() -> Non
     shelf = Shelf(2, policy)
     for number, name in enumerate("ab"):
         assert shelf.add(Item(EntryKey(name), 1), float(number))
-    slot = shelf.ledger.get(EntryKey("a"))
+    slot = shelf.lease(EntryKey("a"))
     assert slot is not None
-    shelf.ledger.used(slot, 2.0)
+    shelf.ledger.release(slot)
     assert policy.calls == [], "there was room"
     assert shelf.add(Item(EntryKey("c"), 1), 3.0)
-    told = ["held a 1", "held a 1", "held b 1", "held b 1", "used a", "held c 1", "victim"]
+    told = ["held a 1", "held b 1", "used a", "held c 1", "victim", "held b 0", "held c 1"]
+    shelf.ledger.informed_policy()
     assert policy.calls == told and shelf.evicted == [EntryKey("b")]
 
 
@@ -167,10 +146,10 @@ def test_a_policy_that_is_asked_nothing_is_told_before_there_is_much_to_tell() -
     policy = TellingLRU()
     shelf = Shelf(2, policy)
     assert shelf.add(Item(EntryKey("a"), 1))
-    slot = shelf.ledger.get(EntryKey("a"))
-    assert slot is not None
-    for number in range(MOST_NEWS):
-        shelf.ledger.used(slot, float(number))
+    for _ in range(MOST_NEWS):
+        slot = shelf.lease(EntryKey("a"))
+        assert slot is not None
+        shelf.ledger.release(slot)
     assert 0 < policy.calls.count("used a") <= MOST_NEWS
 
 
@@ -195,10 +174,17 @@ def test_a_block_that_would_evict_its_own_conversation_is_refused() -> None:
 def test_free_blocks_are_evicted_before_blocks_of_older_use() -> None:
     shelf = Shelf(6, make_any_policy("t-lru", PolicySettings(xi_blocks=3, new_blocks=1)))
     for number, group in enumerate("ab"):
-        shelf.now = float(number)
-        shelf.served(TurnSize(shelf.now, number, group, 4, 0, 4))
+        turn = TurnSize(float(number), number, group, 4, 0, 4)
+        shelf.ledger.tell(lambda policy, turn=turn: policy.turn_ended(turn))
         for index in range(4):
             shelf.add(Item(EntryKey(f"{group}{index}"), 1, group, index), float(number))
     # budget 4 + 1 - 3 = 2 each; b's third and fourth blocks are free too, but younger
     assert [key.digest for key in shelf.evicted] == ["a3", "a2"]
-    assert [slot.item.key.digest for slot in shelf.ledger] == ["a0", "a1", "b0", "b1", "b2", "b3"]
+    assert [slot.item.key.digest for slot in shelf.ledger.slots()] == [
+        "a0",
+        "a1",
+        "b0",
+        "b1",
+        "b2",
+        "b3",
+    ]

@@ -76,11 +76,11 @@ class BlockWriter:
         put = Job(lambda: self.store.put(entry, SAVE_WAIT_S), key, info.size_bytes, entry)
         return self.worker.submit(put, wait_s)
 
-    def served(self, turn: TurnSize) -> None:
+    def turn_ended(self, turn: TurnSize) -> None:
         """Tell the store's policies of a turn, before they see the blocks that are saved from now
         on.
         """
-        self.worker.submit(Job(lambda: self.store.served(turn)))
+        self.worker.submit(Job(lambda: self.store.turn_ended(turn)))
 
     def then(self, action: Callable[[], object]) -> bool:
         """Run `action` once everything saved so far is stored; `False` after `close`: then it is

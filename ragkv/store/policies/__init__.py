@@ -1,28 +1,18 @@
 """Eviction policies of a live store: one contract and its implementations. Each is loaded at the
 first use of its name.
 
-`POLICIES` has every policy that a live store may run. Baselines of the papers, and policies that
-must know the future, are in `benchmarks.simulate`.
+`POLICIES` (`config.py`) is their one table. Baselines of the papers, and policies that must know the
+future, are in `benchmarks.simulate`.
 """
 
 from pkgutil import resolve_name
 
-from ragkv.config import at_least
+from ragkv.config import POLICIES, at_least
 from ragkv.errors import ConfigError
 
 from .base import Cut, Item, Policy
 from .inputs import NEVER, NextRequest, PolicySettings, TurnSize
 from .lru import LRU
-
-# The class of each, which is imported where it is used.
-POLICIES = {
-    "et-lru": "ragkv.store.policies.et_lru:ETLRU",
-    "lookahead": "ragkv.store.policies.lru:LookAhead",
-    "lru": "ragkv.store.policies.lru:LRU",
-    "t-lru": "ragkv.store.policies.t_lru:TLRU",
-    "t-lru-guarded": "ragkv.store.policies.t_lru:GuardedTLRU",
-    "threshold-lru": "ragkv.store.policies.threshold_lru:ThresholdLRU",
-}
 
 
 def policy_class(name: str) -> type[Policy]:
@@ -33,7 +23,7 @@ def policy_class(name: str) -> type[Policy]:
             "`python -m benchmarks.simulate` has more: baselines, and policies that know the "
             "future."
         )
-    found: type[Policy] = resolve_name(POLICIES[name])
+    found: type[Policy] = resolve_name(POLICIES[name].location)
     return found
 
 
@@ -48,8 +38,7 @@ def make_policy(name: str, settings: PolicySettings | None = None) -> Policy:
 def check_settings(settings: PolicySettings | None) -> None:
     """Raise `ConfigError` for a setting below its least value."""
     if settings is not None:
-        at_least(settings, xi_blocks=0, block_tokens=1, new_blocks=0, threshold_tokens=0)
-        at_least(settings, window_groups=0)
+        at_least(settings, xi_blocks=0, block_tokens=1, new_blocks=0, window_groups=0)
 
 
 __all__ = [

@@ -3,8 +3,8 @@ its own.
 
 A policy decides by *groups*. A group is a conversation, whose history is stored as numbered blocks,
 or a single chunk (a group of one block). A tier holds a prefix of a group's blocks, and eviction
-takes the tail first. The policy is told what happens (`served`, `held`, `used`) and asked what to
-evict (`trims`, `victim`). It never evicts by itself: the tier's ledger, or the simulator, removes
+takes the tail first. The policy is told what happens (`turn_ended`, `held`, `used`) and asked what to
+evict (`victim`). It never evicts by itself: the tier's ledger, or the simulator, removes
 the blocks and reports what is held afterwards. The live store and the simulator run the same policy
 objects. Not thread-safe: the owner holds its lock.
 
@@ -13,9 +13,9 @@ simulator, times are seconds of one clock.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .inputs import PolicySettings, TurnSize
 
@@ -46,9 +46,6 @@ class Item:
 class Policy(ABC):
     """Chooses what a full tier evicts."""
 
-    name: ClassVar[str]
-    trims_early: ClassVar[bool] = False  # whether `trims` cuts while there is room
-
     def __init__(self, settings: PolicySettings | None = None) -> None:
         self.settings = settings or PolicySettings()
 
@@ -70,19 +67,13 @@ class Policy(ABC):
         later decision.
         """
 
-    def served(self, turn: TurnSize) -> None:  # noqa: B027
-        """A conversation's turn was served. Called before its blocks are reported held; the group
+    def turn_ended(self, turn: TurnSize) -> None:  # noqa: B027
+        """A conversation's turn is complete. Called before its blocks are reported held; the group
         may be unknown.
         """
 
     def used(self, group: str, now: float) -> None:  # noqa: B027
         """A part of `group` was read. Unknown groups are ignored."""
-
-    def trims(self, overflows: bool, now: float) -> Iterable[Cut]:
-        """Cuts to make in full before `victim` is asked; `overflows`: whether the tier
-        needs space.
-        """
-        return ()
 
     def queued(self, group: str, request: int) -> None:  # noqa: B027
         """A request of `group` joined the tail of the scheduler's queue (CachedAttention section

@@ -34,8 +34,6 @@ class ETLRU(Policy):
     L + xi)`.
     """
 
-    name = "et-lru"
-
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
         self._learner = ModelLearner(self.settings)
@@ -47,7 +45,7 @@ class ETLRU(Policy):
         self._departed = Departed(self._forget)
         self._forget_ranks()
 
-    def served(self, turn: TurnSize) -> None:
+    def turn_ended(self, turn: TurnSize) -> None:
         if self._learner.learn(turn, turn.prompt - turn.shared):
             self._model = self._learner.model
             self._rank_all()

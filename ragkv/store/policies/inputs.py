@@ -16,7 +16,7 @@ NEVER = NextRequest(1 << 62, 0, 0)  # This stands for a conversation that does n
 
 
 class TurnSize(NamedTuple):
-    """One served request of a conversation, as policies see it: sizes in blocks, and no token."""
+    """One complete turn of a conversation, as policies see it: sizes in blocks, and no token."""
 
     at: float  # seconds
     request: int  # its number in the trace; 0 in a live store
@@ -42,7 +42,6 @@ class PolicySettings:
     block_tokens: int = 16  # B
     new_blocks: int | None = None  # Q^: blocks the next turn is expected to add
     new_blocks_seen: tuple[int, ...] = ()  # a sample of Q, for its distribution; (): learned
-    threshold_tokens: int = 1024  # threshold-lru: shorter conversations are not kept
     # lambda of the paper's model: turns of a living conversation
     turn_rate_per_s: float | None = None
     end_rate_per_s: float | None = None  # mu of the paper's model: deaths of a living conversation

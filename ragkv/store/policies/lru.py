@@ -15,14 +15,12 @@ Rank = tuple[float, int]  # the lowest is evicted first; the second number break
 class LRU(Policy):
     """Evicts the group unused for longest; insertion counts as a use."""
 
-    name = "lru"
-
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
         # group -> blocks, the most recently used last
         self._held: OrderedDict[str, int] = OrderedDict()
 
-    def served(self, turn: TurnSize) -> None:
+    def turn_ended(self, turn: TurnSize) -> None:
         self.used(turn.group, turn.at)
 
     def used(self, group: str, now: float) -> None:
@@ -97,8 +95,6 @@ class LookAhead(LRU):
     short. A window that exceeds the tiers is harmless: the sessions in excess stand at its tail, and
     the tail is evicted first.
     """
-
-    name = "lookahead"
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)

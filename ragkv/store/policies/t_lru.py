@@ -21,8 +21,6 @@ class TLRU(LRU):
     that stands alone expects no turn and is never trimmed.
     """
 
-    name = "t-lru"
-
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
         self._budget: dict[str, int] = {}  # blocks worth keeping, set when a turn is served
@@ -35,8 +33,8 @@ class TLRU(LRU):
         """Blocks of the conversation that may still help its next turn: max(0, L + Q^ - xi)."""
         return max(0, turn.length + self._expected.blocks - self.settings.xi_blocks)
 
-    def served(self, turn: TurnSize) -> None:
-        super().served(turn)
+    def turn_ended(self, turn: TurnSize) -> None:
+        super().turn_ended(turn)
         self._expected.learn(turn)
         self._budget[turn.group] = self.budget(turn)
         if turn.group not in self._held:
@@ -104,7 +102,6 @@ class GuardedTLRU(TLRU):
     is almost surely dead.
     """
 
-    name = "t-lru-guarded"
     QUANTILE = 0.95  # of the return gaps
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
@@ -113,8 +110,8 @@ class GuardedTLRU(TLRU):
         self._gaps = ReturnGaps()
         self._limit_s = float("inf")
 
-    def served(self, turn: TurnSize) -> None:
-        super().served(turn)
+    def turn_ended(self, turn: TurnSize) -> None:
+        super().turn_ended(turn)
         self._last_turn_at[turn.group] = turn.at
         if turn.since is not None:
             self._gaps.add(turn.since)

@@ -2,7 +2,7 @@
 disk).
 """
 
-from .base import Tier
+from .base import Tier, ledgers
 from .disk import DiskTier
 from .lease import Lease, StoredLease
 from .memory import MemoryLease, MemoryTier
@@ -21,4 +21,5 @@ __all__ = [
     "Tier",
     "TierKind",
     "TierStats",
+    "ledgers",
 ]

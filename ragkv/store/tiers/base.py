@@ -5,12 +5,13 @@ All methods are thread-safe. A tier drops an entry that turns out to be damaged.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
-from ..policies import Policy, TurnSize
 from .lease import Lease
+from .ledger import Ledger
 from .stats import TierKind, TierStats
 
 UNLIMITED_BYTES = 2**62  # a capacity that nothing fills
@@ -20,6 +21,8 @@ class Tier(ABC):
     """A bounded place that holds entries. What is not abstract has a meaning for some tiers alone."""
 
     kind: TierKind
+    # what it holds, if it evicts by a policy
+    ledger: Ledger[Any] | None = None
     read_only: bool = False  # `put` and `delete` raise `StoreReadOnlyError`
     # a call may take as long as its timeout; other processes write and delete there as well
     is_remote: bool = False
@@ -76,16 +79,6 @@ class Tier(ABC):
         """The readable entries of `scan`."""
         return (info for _, info in self.scan() if info is not None)
 
-    def tell(self, action: Callable[[Policy], object]) -> None:  # noqa: B027
-        """Let `action` tell the eviction policy something, if the tier has one."""
-
-    def served(self, turn: TurnSize) -> None:  # noqa: B027
-        """A conversation's turn was served, and its blocks come now. The policy may trim."""
-
-    def block_keys(self) -> list[EntryKey]:
-        """The keys of the blocks of conversations that a tier of this machine may delete."""
-        return []
-
     def leave(self, size_bytes: int) -> None:  # noqa: B027
         """Leave so much of the capacity to what lies next to the entries."""
 
@@ -97,11 +90,6 @@ class Tier(ABC):
         """Begin to look up these keys, which will be leased soon, if that takes a server's time."""
 
     @property
-    def leases(self) -> int:
-        """Open leases, whose entries a tier of this machine does not evict."""
-        return 0
-
-    @property
     def answers(self) -> bool:
         """Whether it answered the last call in time."""
         return True
@@ -109,3 +97,8 @@ class Tier(ABC):
     def speed(self) -> float | None:
         """The recent speed of reads from a remote tier, bytes a second; `None` if not measured."""
         return None
+
+
+def ledgers(tiers: Iterable[Tier]) -> list[Ledger[Any]]:
+    """Those of the tiers that have one."""
+    return [tier.ledger for tier in tiers if tier.ledger is not None]

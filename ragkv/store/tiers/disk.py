@@ -1,152 +1,143 @@
-"""The disk tier: one file an entry, one writing process, and any number of reading processes
-(`read_only.py`).
-
-The files alone say what is stored (`entry_files.py`). This module writes, evicts and deletes them.
-`disk_reads.py` looks entries up and reads them.
+"""The disk tier: one file an entry, with one writing process and any number of reading processes
+(`read_only.py`). `entry_files.py` writes and deletes the files, which alone say what is stored.
 
 A put takes these steps: evict, write and sync the bytes under a temporary name, rename, sync the
 directory, add the entry to the ledger. A kill between two steps leaves either nothing visible or a
 complete entry. A deletion syncs the directory too.
+
+The identity is checked when a file is opened, and a checksum with every layer that is read. What is
+damaged is found then, and dropped. A file that is unlinked meanwhile stays readable until its lease
+is closed.
 """
 
+import contextlib
+import errno
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
-from ragkv.errors import EntryDamagedError, StoreError
-from ragkv.runtime import make_private_folder, replace_file, sync
+import torch
 
-from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey
-from ..policies import LRU, Item, Policy, TurnSize
-from ..record import OtherVersionError, read_info, record_of
-from .base import UNLIMITED_BYTES
-from .disk_reads import DiskReads, set_used, unlink, unread
-from .entry_files import file_of, listed, open_for_writing
-from .ledger import Slot
+from ragkv.errors import EntryDamagedError, EntryUnreachableError, StoreError
+
+from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
+from ..policies import LRU, Item, Policy
+from ..record import OtherVersionError, RecordHead, bytes_of, read_head, read_info, record_of
+from .base import UNLIMITED_BYTES, Tier
+from .entry_files import WritableFiles, discard
+from .lease import Lease, StoredLease
+from .ledger import Ledger, Slot
+from .stats import TierKind, TierStats
 
 log = logging.getLogger(__name__)
 
 SMALL_BYTES = 16 << 20  # Fewer bytes of entries give way as a whole.
 
 
-class DiskTier(DiskReads):
+class DiskTier(Tier):
     """Entries on disk, written by this process alone."""
 
-    def __init__(
-        self,
-        directory: str | Path,
-        capacity_bytes: int,
-        policy: Policy,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    kind = TierKind.DISK
+    ledger: Ledger[str]  # of the paths of files
+
+    def __init__(self, directory: str | Path, capacity_bytes: int, policy: Policy) -> None:
         """Open `directory`, making it if needed. The capacity counts the bytes of the files.
 
         Raises `StoreLockedError` if another process writes there, `StoreError` if it cannot be
         written.
         """
-        super().__init__(capacity_bytes, policy, clock)
         self._capacity_bytes = capacity_bytes  # of which others may take some
-        # one put at a time: no other put uses the space made for it
-        self._write_lock = threading.Lock()
+        self.ledger = Ledger(capacity_bytes, policy, discard)
+        # one put at a time: nothing else uses the room that was made for it
+        self._writing = threading.Lock()
         self._write_failed = False
-        # folders with deletions that the disk has not confirmed; guarded by the tier's lock
-        self._unsynced: set[Path] = set()
-        self._syncing = threading.Lock()
-        self._root = Path(directory)
-        self._drafts = self._root / "tmp"
-        self._writer = open_for_writing(self._root, self._drafts)
-        try:
-            files = sorted(listed(self._root), key=lambda file: file.used)
-        except OSError as error:
-            self._writer.release()
-            raise StoreError(
-                f"Cannot read the store directory {directory}: {error}. Check the disk."
-            ) from error
-        for file in files:
-            is_second = file.item.key in self._ledger  # as a copied directory may have
-            if not is_second and self._make_space(file.item, file.used):
-                self._ledger.add(file.item, file.path, file.used)
-            else:  # larger than the whole capacity, which may be a smaller setting now
-                unlink(file.path)
+        self._files = WritableFiles(Path(directory))
+        with contextlib.ExitStack() as opened:
+            opened.callback(self._files.close)
+            for file in self._files.by_use():
+                # a copied directory may have two files of an entry; the capacity may be smaller now
+                if file.item.key in self.ledger or not self.ledger.make_room(file.item, file.used):
+                    discard(file.path)
+                else:
+                    self.ledger.add(file.item, file.path, file.used)
+            opened.pop_all()
+
+    def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
+        def opened(slot: Slot[str]) -> Lease | None:
+            drop = partial(self.ledger.drop, slot)
+            try:
+                lease = open_lease(
+                    slot.payload,
+                    identity,
+                    token_ids,
+                    on_read=self.ledger.count_read,
+                    on_damage=drop,
+                    on_release=partial(self.ledger.release, slot),
+                )
+            except FileNotFoundError as error:
+                drop(unread(slot.item.key, "its file", error))
+                return None
+            if lease is not None:
+                set_used(slot.payload, time.time())
+            return lease
+
+        return self.ledger.lease(identity.key(token_ids), opened)
 
     def put(self, entry: Entry | EncodedEntry) -> bool:
         key = entry.info.key
-        with self._write_lock:
-            if self.contains(key):
+        with self._writing:
+            if key in self.ledger:
                 return True
             encoded = EncodedEntry.of(entry)
-            if encoded.size_bytes > self._ledger.capacity_bytes:
+            if encoded.size_bytes > self.ledger.capacity_bytes:
                 return False
             head, layers = record_of(encoded)
             size = len(head) + encoded.size_bytes
             item = Item(key, size, entry.info.group, entry.info.index)
-            with self._lock:
-                if self._closed or not self._make_space(item, self._clock()):
-                    return False
-            return self._write(item, head, *layers)
+            return self.ledger.make_room(item) and self._write(item, head, *layers)
 
-    def served(self, turn: TurnSize) -> None:
-        with self._write_lock:  # not between making space and writing
-            super().served(turn)
+    def _write(self, item: Item, *pieces: bytes | memoryview) -> bool:
+        try:
+            path = str(self._files.write(item, *pieces))
+        except OSError as error:
+            self.ledger.cancel(item)
+            if not self._write_failed:  # log it once: on a full disk every entry fails
+                log.warning(
+                    "Entries cannot be written to %s: %s. Going on without.",
+                    self._files.root,
+                    error,
+                )
+            self._write_failed = True
+            return False
+        self._write_failed = False
+        set_used(path, time.time())
+        with self.ledger.lock:
+            self.ledger.add(item, path)
+            self.ledger.counts.written_bytes += item.size
+        return True
 
-    def leave(self, size_bytes: int) -> None:
-        """See `Tier.leave`; what has no room any more is evicted."""
-        with self._write_lock, self._lock:
-            self._eviction.resize(max(0, self._capacity_bytes - size_bytes), self._clock())
-
-    def give_way(self) -> int:
-        """See `Tier.give_way`: half of the entries."""
-        with self._write_lock, self._lock:
-            before = self._ledger.used_bytes
-            capacity_bytes = self._ledger.capacity_bytes
-            self._eviction.resize(before // 2 if before > SMALL_BYTES else 0, self._clock())
-            self._ledger.capacity_bytes = capacity_bytes
-            return before - self._ledger.used_bytes
+    def contains(self, key: EntryKey) -> bool:
+        return key in self.ledger
 
     def delete(self, key: EntryKey) -> bool:
         """See `Tier.delete`; a power cut does not undo it. Raises `StoreError` if the file cannot
         be removed, or the disk does not confirm it. Until it does, every deletion raises that.
         """
-        with self._lock:
-            slot = self._ledger.get(key)
+        with self.ledger.lock:  # no put writes the file anew between the two
+            slot = self.ledger.get(key)
             if slot is not None:
-                path = Path(slot.payload)
-                try:
-                    path.unlink(missing_ok=True)
-                except OSError as error:
-                    raise StoreError(
-                        f"Entry {key} could not be deleted from disk: {error}. It is still there; "
-                        "`ragkv gc` deletes what no document has."
-                    ) from error
-                self._ledger.remove(key)
-                self._unsynced.add(path.parent)
-        self._sync_deletions(key)
+                self._files.remove(slot.payload, key)
+                self.ledger.remove(key)
+        # look-ups and admissions do not wait for the disk
+        self._files.confirm_removals(key)
         return slot is not None
 
-    def _sync_deletions(self, key: EntryKey) -> None:
-        """Return when the disk has all deletions so far. Look-ups and admissions do not wait for
-        it: they need the other lock.
-        """
-        with self._syncing:
-            with self._lock:  # what is deleted from here on is synced by who deletes it
-                folders, self._unsynced = self._unsynced, set()
-            try:
-                for folder in folders:
-                    sync(folder)
-            except OSError as error:
-                with self._lock:
-                    self._unsynced |= folders
-                raise StoreError(
-                    f"Entry {key} was deleted, but the disk did not confirm it: {error}. After a "
-                    "power cut it may be there again. Delete it once more when the disk is well."
-                ) from error
-
     def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
-        with self._lock:
-            slots = list(self._ledger)
-        for slot in slots:
+        for slot in self.ledger.slots():
             key = slot.item.key
             info = None
             try:
@@ -154,44 +145,150 @@ class DiskTier(DiskReads):
             except OtherVersionError:
                 pass  # it takes space, and `gc` removes it
             except EntryDamagedError as error:
-                self._drop(slot, error)
+                self.ledger.drop(slot, error)
             except OSError as error:
-                self._drop(slot, unread(key, "its file", error))
+                self.ledger.drop(slot, unread(key, "its file", error))
                 continue  # it is dropped already, or `gc` must leave it
             yield key, info
+
+    def leave(self, size_bytes: int) -> None:
+        """See `Tier.leave`; what has no room any more is evicted."""
+        with self._writing:
+            self.ledger.capacity_bytes = max(0, self._capacity_bytes - size_bytes)
+            self.ledger.shrink(self.ledger.capacity_bytes)
+
+    def give_way(self) -> int:
+        """See `Tier.give_way`: half of the entries."""
+        with self._writing:
+            used = self.ledger.used_bytes
+            return self.ledger.shrink(used // 2 if used > SMALL_BYTES else 0)
+
+    def stats(self) -> TierStats:
+        return self.ledger.stats(self.kind)
 
     def scratch(self, folder: Path) -> "DiskTier":
         return DiskTier(folder, UNLIMITED_BYTES, LRU())
 
     def close(self) -> None:
-        with self._write_lock, self._lock:  # after a running put
-            self._closed = True
-            self._writer.release()
+        with self._writing:  # after a running put
+            self.ledger.close()
+            self._files.close()
 
-    def _write(self, item: Item, *pieces: bytes | memoryview) -> bool:
-        path = file_of(self._root, item)
-        now = self._clock()
-        try:
-            if not path.parent.is_dir():
-                make_private_folder(path.parent)
-                sync(path.parent.parent)
-            replace_file(path, *pieces, drafts=self._drafts)
-        except OSError as error:
-            if not self._write_failed:  # log it once: on a full disk every entry fails
-                log.warning(
-                    "Entries cannot be written to %s: %s. Going on without.", self._root, error
-                )
-            self._write_failed = True
-            with self._lock:
-                self._ledger.cancel(item, now)
-            return False
-        set_used(path, now)
+
+def open_lease(
+    path: str | Path,
+    identity: Identity,
+    token_ids: Sequence[int],
+    *,
+    on_read: Callable[[int], None],
+    on_damage: Callable[[EntryDamagedError], None],
+    on_release: Callable[[], None] = lambda: None,
+) -> "DiskLease | None":
+    """A lease on the entry of these tokens in `path`; `None` if it is damaged or cannot be opened.
+    `on_damage` is called with what any read finds, also with an `EntryUnreachableError`.
+
+    `on_release` is called only if a lease is returned. Raises `FileNotFoundError`.
+    """
+    key = identity.key(token_ids)
+    try:
+        file = _OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        head = read_head(file.fd, key)
+        head.info.check(identity, token_ids)
+        return DiskLease(head, file, on_read, on_damage, on_release)
+    except FileNotFoundError:
+        raise
+    except EntryDamagedError as error:
+        on_damage(error)
+    except OSError as error:
+        on_damage(unread(key, "its file", error))
+    return None
+
+
+def unread(key: EntryKey, what: str, error: OSError) -> EntryDamagedError:
+    """What an error of reading `what` says of the entry. Bytes that are gone, or that the disk
+    cannot give, are damage; too many open files or no memory say nothing, and the entry stays.
+    """
+    if error.errno in (errno.EIO, errno.ENOENT):
+        return EntryDamagedError(key, f"{what} cannot be read ({error})")
+    return EntryUnreachableError(key, f"{what} gave {error}")
+
+
+class DiskLease(StoredLease):
+    """An open entry file. Many threads may call `read_layer` at once, also while another calls
+    `close`.
+    """
+
+    kind = TierKind.DISK
+
+    def __init__(
+        self,
+        head: RecordHead,
+        file: "_OpenFile",
+        on_read: Callable[[int], None],
+        on_damage: Callable[[EntryDamagedError], None],
+        on_release: Callable[[], None],
+    ) -> None:
+        super().__init__(head)
+        self._file: _OpenFile | None = file
+        self._on_read = on_read
+        self._on_damage = on_damage
+        self._on_release = on_release
+        self._lock = threading.Lock()
+
+    def release(self) -> None:
+        """See `Lease.release`. A read under way keeps the descriptor open until it ends."""
         with self._lock:
-            self._write_failed = False
-            self._ledger.add(item, str(path), now)
-            self._counts.written_bytes += item.size
-        return True
+            file = self._file
+            self._file = None
+        if file is not None:
+            self._on_release()
 
-    def _evict(self, slot: Slot[str]) -> None:
-        super()._evict(slot)
-        unlink(slot.payload)
+    def _read(self, layer: int, into: torch.Tensor) -> None:
+        key = self.info.key
+        file = self._file
+        if file is None:
+            raise StoreError(f"The lease of entry {key} is closed; read before closing it.")
+        stored = bytes_of(into)
+        try:
+            try:
+                size = _read_fully(file.fd, stored, self._head.layer_start(layer))
+            except OSError as error:
+                raise unread(key, f"layer {layer}", error) from error
+            if size < len(stored):
+                raise EntryDamagedError(key, f"the file ends inside layer {layer}")
+            self._head.check_layer(layer, stored)
+        except EntryDamagedError as error:
+            self._on_damage(error)
+            raise
+        self._on_read(len(stored))
+
+
+class _OpenFile:
+    """An open file. Its descriptor is closed with the last reference, so never under a read of
+    another thread.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
+def _read_fully(fd: int, into: memoryview, offset: int) -> int:
+    """Fill `into` from `offset` of `fd`; the number of bytes read, fewer at the end of the file.
+    Releases the GIL.
+    """
+    done = 0
+    while done < len(into):
+        got = os.preadv(fd, [into[done:]], offset + done)
+        if got == 0:
+            break
+        done += got
+    return done
+
+
+def set_used(path: str | Path, now: float) -> None:
+    """Note the last use of a file. A loss changes only what is evicted first after a restart."""
+    with contextlib.suppress(OSError):
+        os.utime(path, (now, now))

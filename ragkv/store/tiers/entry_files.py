@@ -1,4 +1,4 @@
-"""The files of the disk tier: their names, how they are listed, and how their directory is opened.
+"""The files of the disk tier: their names, how they are listed, written and deleted.
 
     writer.lock, writer.txt   the lock of the one writing process, and who it is (`writer_lock.py`)
 
@@ -8,17 +8,16 @@
 
     entries/ab/ab12....GROUP.INDEX.kv   a conversation's block, named by its place, too
 
-The files alone say what is stored. A name has what the policy must know. The size and the time of
-modification say how much room a file takes and when it was used last. There is no index that could
-disagree with the files after a kill or a flipped bit. (With an index in SQLite, one row an entry,
-the tier opened no faster.)
+The files alone say what is stored. Their names tell what the policy must know. Their sizes and
+times of modification tell what they take, and when they were used last. There is no index that a
+kill or a flipped bit could part from them. (One in SQLite, a row an entry, opened no sooner.)
 """
 
 import contextlib
 import logging
 import os
 import re
-import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +25,7 @@ from typing import NamedTuple
 import filelock
 
 from ragkv.errors import StoreError
-from ragkv.runtime import make_private_folder
+from ragkv.runtime import make_private_folder, replace_file, sync
 
 from .. import writer_lock
 from ..entry import EntryKey
@@ -37,7 +36,6 @@ log = logging.getLogger(__name__)
 ENTRIES = "entries"  # the folder of entry files, in the tier's directory
 SUFFIX = ".kv"
 _NAME = re.compile(r"([0-9a-f]{64})(?:\.([\w-]+)\.(\d+))?\.kv", re.ASCII)
-_OLD_SUFFIX = ".safetensors"  # of entries of format 5 and before
 
 
 class EntryFile(NamedTuple):
@@ -68,11 +66,90 @@ def listed(root: Path) -> Iterator[EntryFile]:
                     yield EntryFile(item, file.path, stat.st_mtime)
 
 
-def open_for_writing(root: Path, drafts: Path) -> filelock.BaseFileLock:
-    """The writer's lock, held; the folders are made, and what is of no use any more is removed.
+class WritableFiles:
+    """The entry files of a directory that this process alone writes. All methods are thread-safe."""
 
-    Raises `StoreLockedError` if another process has the lock, and `StoreError`.
-    """
+    def __init__(self, root: Path) -> None:
+        """Make the directory, hold its lock, and remove what is of no use any more.
+
+        Raises `StoreLockedError` if another process has the lock, and `StoreError`.
+        """
+        self.root = root
+        self._drafts = root / "tmp"
+        # folders with deletions that the disk has not confirmed
+        self._unsynced: set[Path] = set()
+        self._guard = threading.Lock()  # of `_unsynced`
+        self._syncing = threading.Lock()
+        self._writer = _locked(root, self._drafts)
+
+    def by_use(self) -> list[EntryFile]:
+        """All files, the longest unused first. Raises `StoreError`."""
+        try:
+            return sorted(listed(self.root), key=lambda file: file.used)
+        except OSError as error:
+            raise StoreError(
+                f"Cannot read the store directory {self.root}: {error}. Check the disk."
+            ) from error
+
+    def write(self, item: Item, *pieces: bytes | memoryview) -> Path:
+        """Write the file of `item`, durably: a kill leaves nothing visible or a whole file. Raises
+        `OSError`.
+        """
+        path = file_of(self.root, item)
+        if not path.parent.is_dir():
+            make_private_folder(path.parent)
+            sync(path.parent.parent)
+        replace_file(path, *pieces, drafts=self._drafts)
+        return path
+
+    def remove(self, path: str, key: EntryKey) -> None:
+        """Remove the file of an entry that is deleted; `confirm_removals` must follow. Raises
+        `StoreError`.
+        """
+        try:
+            Path(path).unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"Entry {key} could not be deleted from disk: {error}. It is still there; "
+                "`ragkv gc` deletes what no document has."
+            ) from error
+        with self._guard:
+            self._unsynced.add(Path(path).parent)
+
+    def confirm_removals(self, key: EntryKey) -> None:
+        """Return when the disk has all removals so far, that of `key` too. Raises `StoreError` if it
+        does not confirm them; the next call asks again.
+        """
+        with self._syncing:
+            with self._guard:
+                folders = self._unsynced
+                self._unsynced = set()
+            try:
+                for folder in folders:
+                    sync(folder)
+            except OSError as error:
+                with self._guard:
+                    self._unsynced |= folders
+                raise StoreError(
+                    f"Entry {key} was deleted, but the disk did not confirm it: {error}. After a "
+                    "power cut it may be there again. Delete it once more when the disk is well."
+                ) from error
+
+    def close(self) -> None:
+        """Give the directory's lock back. Twice is harmless."""
+        self._writer.release()
+
+
+def discard(path: str) -> None:
+    """Remove the file of an entry that was evicted or is damaged. A power cut may undo it."""
+    try:
+        Path(path).unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("The entry in %s cannot be removed from disk: %s", path, error)
+
+
+def _locked(root: Path, drafts: Path) -> filelock.BaseFileLock:
+    """The writer's lock, held; the folders are made, and emptied of drafts."""
     lock = None
     try:
         make_private_folder(root)
@@ -90,12 +167,6 @@ def open_for_writing(root: Path, drafts: Path) -> filelock.BaseFileLock:
             f"Cannot write to the store directory {root}: {error.strerror or error}. Choose "
             "another directory, or open this one with read_only=True."
         ) from error
-    if (root / "index").is_dir():  # earlier versions had one, and entries that nobody reads now
-        old = list((root / ENTRIES).glob(f"??/*{_OLD_SUFFIX}"))
-        log.info("%d entries of an earlier version of ragkv are removed.", len(old))
-        for path in old:
-            path.unlink(missing_ok=True)
-        shutil.rmtree(root / "index", ignore_errors=True)
     return lock
 
 

@@ -1,24 +1,30 @@
-"""The ledger of a local tier: the items that it holds, behind one lock.
+"""The ledger of a tier of this machine: which items it holds, and which of them are leased.
 
-The ledger knows how many bytes items take and which are pinned. The `News` hold what its policy
-must be told. `eviction.py` evicts items. All three hold metadata only; the tier moves the bytes.
-There are two invariants. `used_bytes` is the sum of the held items' sizes and never above the
-capacity. A pinned item is never evicted.
+The ledger knows how many bytes items take, counts what happens to them, and collects the news for
+its policy. `eviction.py` makes items leave. Both hold metadata only: the tier has the bytes. Two
+invariants: `used_bytes` is the sum of the held items' sizes and never above the capacity, and a
+leased item is never evicted.
 """
 
+import logging
 import threading
+import time
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Generic, TypeVar
 
+from ragkv.errors import EntryDamagedError, EntryUnreachableError
+
 from ..entry import EntryKey
-from ..policies import Item, Policy, TurnSize
-from .base import Tier
+from ..policies import Item, Policy
 from .eviction import Eviction
-from .stats import Counts, TierStats
+from .stats import Counts, TierKind, TierStats
+
+log = logging.getLogger(__name__)
 
 P = TypeVar("P")
+L = TypeVar("L")
 
 MOST_NEWS = 1024  # are kept for a policy that is asked nothing
 
@@ -29,7 +35,7 @@ class Slot(Generic[P]):
 
     item: Item
     payload: P  # what the tier needs to serve it
-    pins: int = 0  # open leases
+    leases: int = 0  # open ones
 
 
 @dataclass(slots=True)
@@ -38,7 +44,7 @@ class Group(Generic[P]):
 
     slots: list[Slot[P]] = field(default_factory=list)  # ordered by index
     size: int = 0
-    pins: int = 0  # open leases of all its items
+    leases: int = 0  # open ones of all its items
 
     @property
     def extent(self) -> int:
@@ -46,205 +52,220 @@ class Group(Generic[P]):
         return self.slots[-1].item.index + 1 if self.slots else 0
 
 
-class News:
-    """What happened since a policy was last asked: it is told of it, in order, before it is asked
-    anything. Not thread-safe: the tier holds the lock.
-    """
-
-    def __init__(self, policy: Policy) -> None:
-        self.policy_trims_early = policy.trims_early
-        self._policy = policy
-        self._untold: list[Callable[[Policy], object]] = []
-
-    def note(self, tell: Callable[[Policy], object]) -> None:
-        """The policy is told this before it is asked."""
-        self._untold.append(tell)
-        if len(self._untold) > MOST_NEWS:
-            self.tell_all()
-
-    def tell_all(self) -> Policy:
-        """Tell the policy all that happened; the policy, which can be asked now."""
-        untold = self._untold
-        self._untold = []
-        for tell in untold:
-            tell(self._policy)
-        return self._policy
-
-
 class Ledger(Generic[P]):
-    """What a tier holds, and which of it is pinned. Not thread-safe: its tier holds the lock."""
+    """What a tier holds. All methods are thread-safe. Who needs several steps in one holds `lock`."""
 
-    def __init__(self, capacity_bytes: int, news: News) -> None:
+    def __init__(
+        self,
+        capacity_bytes: int,
+        policy: Policy,
+        discard: Callable[[P], object] = lambda _: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`discard` is told the payload of an item that was evicted, or dropped as damaged."""
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
         self.groups: dict[str, Group[P]] = {}  # by name
-        self.pinned: set[str] = set()  # names of groups
-        self.pinned_bytes = 0  # of everything in those groups
-        self._news = news
+        self.leased: set[str] = set()  # names of groups
+        self.leased_bytes = 0  # of everything in those groups
+        self.counts = Counts()
+        # re-entrant: garbage collection may close an abandoned lease while it is held
+        self.lock = threading.RLock()
         self._slots: dict[EntryKey, Slot[P]] = {}
+        self._eviction = Eviction(self)
+        self._policy = policy
+        self._news: list[Callable[[Policy], object]] = []
+        self._discard = discard
+        self._clock = clock
 
     def __contains__(self, key: object) -> bool:
-        return key in self._slots
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    def __iter__(self) -> Iterator[Slot[P]]:
-        return iter(self._slots.values())
+        with self.lock:
+            return key in self._slots
 
     def get(self, key: EntryKey) -> Slot[P] | None:
         """The slot of `key`, or `None`."""
-        return self._slots.get(key)
+        with self.lock:
+            return self._slots.get(key)
 
-    def used(self, slot: Slot[P], now: float) -> None:
-        """Note for the policy that a held slot was leased."""
-        group = self.group_of(slot.item)
-        self._news.note(lambda policy: policy.used(group, now))
+    def slots(self) -> list[Slot[P]]:
+        """All slots, in no particular order."""
+        with self.lock:
+            return list(self._slots.values())
+
+    def stats(self, kind: TierKind) -> TierStats:
+        """What a tier of that kind holds, and its counts."""
+        with self.lock:
+            held = len(self._slots), self.used_bytes, self.capacity_bytes
+            return TierStats(kind, *held, **asdict(self.counts))
+
+    # Leases
+
+    @property
+    def leases(self) -> int:
+        """How many are open."""
+        return sum(slot.leases for slot in self.slots())
+
+    def lease(self, key: EntryKey, open_slot: Callable[[Slot[P]], L | None]) -> L | None:
+        """What `open_slot` makes of the slot of `key`: a lease, which ends with `release`, or `None`
+        if it cannot. Counted as a hit or a miss.
+        """
+        with self.lock:
+            slot = self._slots.get(key)
+            if slot is None:
+                self.counts.misses += 1
+                return None
+            group = self.groups[self.group_of(slot.item)]
+            if not group.leases:
+                self.leased.add(self.group_of(slot.item))
+                self.leased_bytes += group.size
+            group.leases += 1
+            slot.leases += 1
+        lease = None
+        try:
+            lease = open_slot(slot)
+        finally:  # whatever was raised, nothing stays leased without a lease
+            with self.lock:
+                self.counts.hits += lease is not None
+                self.counts.misses += lease is None
+                if lease is None:
+                    self.release(slot)
+        name = self.group_of(slot.item)
+        now = self._clock()
+        self.tell(lambda policy: policy.used(name, now))
+        return lease
+
+    def release(self, slot: Slot[P]) -> None:
+        """A lease was closed. Harmless for a slot that was removed meanwhile."""
+        with self.lock:
+            slot.leases -= 1
+            if self._slots.get(slot.item.key) is slot:
+                self._release_group(self.group_of(slot.item), 1)
+
+    def count_read(self, size_bytes: int) -> None:
+        """A lease read so many bytes."""
+        with self.lock:
+            self.counts.read_bytes += size_bytes
+
+    # Changes
+
+    def has_room(self, size: int) -> bool:
+        """Whether so many bytes are free."""
+        return self.used_bytes + size <= self.capacity_bytes
+
+    def make_room(self, item: Item, used: float | None = None) -> bool:
+        """Whether `item` has room, after others were evicted if need be. `add` or `cancel` must
+        follow, before anything else takes that room. `used`: when it was used, if not now.
+        """
+        with self.lock:
+            return self.has_room(item.size) or self._eviction.make_room(item, self._time(used))
+
+    def add(self, item: Item, payload: P, used: float | None = None) -> None:
+        """Add an item that has room. `used`: as for `make_room`."""
+        with self.lock:
+            assert item.key not in self._slots
+            slot = self._slots[item.key] = Slot(item, payload)
+            group = self.groups.setdefault(self.group_of(item), Group())
+            insort(group.slots, slot, key=lambda other: other.item.index)
+            group.size += item.size
+            if group.leases:
+                self.leased_bytes += item.size
+            self.used_bytes += item.size
+            self._report(item, used)
+
+    def cancel(self, item: Item) -> None:
+        """An item for which room was made is not added."""
+        with self.lock:
+            self._report(item)
+
+    def remove(self, key: EntryKey) -> Slot[P] | None:
+        """Remove and return the slot of `key`, leased or not; its leases stay valid."""
+        with self.lock:
+            slot = self._slots.pop(key, None)
+            if slot is None:
+                return None
+            name = self.group_of(slot.item)
+            group = self.groups[name]
+            group.slots.remove(slot)
+            group.size -= slot.item.size
+            self.used_bytes -= slot.item.size
+            if group.leases:
+                self.leased_bytes -= slot.item.size
+                self._release_group(name, slot.leases)
+            if not group.slots:
+                del self.groups[name]
+            self._report(slot.item)
+        return slot
+
+    def evict(self, slot: Slot[P]) -> None:
+        """Remove a slot, and discard its payload."""
+        with self.lock:
+            self.remove(slot.item.key)
+            self.counts.evictions += 1
+            self._discard(slot.payload)
+
+    def drop(self, slot: Slot[P], why: EntryDamagedError) -> None:
+        """Drop an item that is damaged. One that could not be read now stays."""
+        with self.lock:
+            if self._slots.get(slot.item.key) is not slot:
+                return  # it was deleted, evicted or dropped meanwhile
+            log.warning("%s", why)
+            if not isinstance(why, EntryUnreachableError):
+                self.counts.damaged += 1
+                self.remove(slot.item.key)
+                self._discard(slot.payload)
+
+    def shrink(self, size_bytes: int) -> int:
+        """Evict until at most so many bytes are held, or all are leased; the bytes freed."""
+        with self.lock:
+            before = self.used_bytes
+            self._eviction.shrink(size_bytes, self._clock())
+            return before - self.used_bytes
+
+    def close(self) -> None:
+        """Hold nothing any more, and take nothing. Open leases stay valid."""
+        with self.lock:
+            self.capacity_bytes = self.used_bytes = self.leased_bytes = 0
+            self._slots.clear()
+            self.groups.clear()
+            self.leased.clear()
+
+    # Its policy
 
     @staticmethod
     def group_of(item: Item) -> str:
         """The name of the group that policies decide by: its conversation, or the chunk itself."""
         return item.group or item.key.digest
 
-    def has_room(self, size: int) -> bool:
-        """Whether so many bytes are free."""
-        return self.used_bytes + size <= self.capacity_bytes
+    def tell(self, news: Callable[[Policy], object]) -> None:
+        """Let `news` tell the policy something, in order, before the policy is asked anything."""
+        with self.lock:
+            self._news.append(news)
+            if len(self._news) > MOST_NEWS:
+                self.informed_policy()
 
-    def announce(self, item: Item, now: float) -> None:
-        """Note for the policy that `item` is about to be held; `add` or `cancel` must follow."""
+    def informed_policy(self) -> Policy:
+        """The policy, which was told all that happened. Needs `lock` as long as it is asked."""
+        untold = self._news
+        self._news = []
+        for news in untold:
+            news(self._policy)
+        return self._policy
+
+    def _report(self, item: Item, used: float | None = None) -> None:
+        """Tell the policy what is held of the group of `item` now."""
         name = self.group_of(item)
         group = self.groups.get(name) or Group()
-        extent = max(group.extent, item.index + 1)
-        size = group.size + item.size  # now, not when the policy is told
-        self._news.note(lambda policy: policy.held(name, extent, size, now))
-
-    def add(self, item: Item, payload: P, now: float) -> None:
-        """Add an announced item for which there is room."""
-        assert item.key not in self._slots
-        slot = self._slots[item.key] = Slot(item, payload)
-        name = self.group_of(item)
-        group = self.groups.setdefault(name, Group())
-        insort(group.slots, slot, key=lambda other: other.item.index)
-        group.size += item.size
-        if group.pins:
-            self.pinned_bytes += item.size
-        self.used_bytes += item.size
-        # again: the group may have changed since `announce`
-        self._report(name, group, now)
-
-    def cancel(self, item: Item, now: float) -> None:
-        """Tell the policy that an announced item will not be added."""
-        name = self.group_of(item)
-        self._report(name, self.groups.get(name) or Group(), now)
-
-    def remove(self, key: EntryKey, now: float = 0.0) -> Slot[P] | None:
-        """Remove and return the slot of `key`, pinned or not; its leases stay valid."""
-        slot = self._slots.pop(key, None)
-        if slot is None:
-            return None
-        name = self.group_of(slot.item)
-        group = self.groups[name]
-        group.slots.remove(slot)
-        group.size -= slot.item.size
-        self.used_bytes -= slot.item.size
-        if group.pins:
-            self.pinned_bytes -= slot.item.size
-            self._unpin_group(name, slot.pins)
-        if not group.slots:
-            del self.groups[name]
-        self._report(name, group, now)
-        return slot
-
-    def pin(self, slot: Slot[P]) -> None:
-        """Count a lease: nothing of the slot's group is evicted until `unpin`."""
-        slot.pins += 1
-        name = self.group_of(slot.item)
-        group = self.groups[name]
-        group.pins += 1
-        if group.pins == 1:
-            self.pinned.add(name)
-            self.pinned_bytes += group.size
-
-    def unpin(self, slot: Slot[P]) -> None:
-        """Count a closed lease. Harmless for a slot that was removed meanwhile."""
-        slot.pins -= 1
-        if self._slots.get(slot.item.key) is slot:
-            self._unpin_group(self.group_of(slot.item), 1)
-
-    def _report(self, name: str, group: Group[P], now: float) -> None:
         extent = group.extent  # now, not when the policy is told
         size = group.size
-        self._news.note(lambda policy: policy.held(name, extent, size, now))
+        now = self._time(used)
+        self.tell(lambda policy: policy.held(name, extent, size, now))
 
-    def _unpin_group(self, name: str, leases: int) -> None:
+    def _time(self, used: float | None) -> float:
+        return self._clock() if used is None else used
+
+    def _release_group(self, name: str, leases: int) -> None:
         group = self.groups[name]
-        group.pins -= leases
-        if leases and not group.pins:
-            self.pinned.discard(name)
-            self.pinned_bytes -= group.size
-
-
-class LocalTier(Tier, Generic[P]):
-    """A tier of this machine, which evicts by its own policy."""
-
-    def __init__(self, capacity_bytes: int, policy: Policy, clock: Callable[[], float]) -> None:
-        self._news = News(policy)
-        self._ledger: Ledger[P] = Ledger(capacity_bytes, self._news)
-        self._eviction: Eviction[P] = Eviction(self._ledger, self._news, self._evict)
-        self._counts = Counts()
-        self._clock = clock
-        # re-entrant: garbage collection may close an abandoned lease while it is held
-        self._lock = threading.RLock()
-
-    def tell(self, action: Callable[[Policy], object]) -> None:
-        with self._lock:
-            action(self._news.tell_all())
-
-    def served(self, turn: TurnSize) -> None:
-        with self._lock:
-            self._news.note(lambda policy: policy.served(turn))
-            if self._news.policy_trims_early:
-                self._eviction.trim(self._clock())
-
-    def contains(self, key: EntryKey) -> bool:
-        with self._lock:
-            return key in self._ledger
-
-    @property
-    def leases(self) -> int:
-        with self._lock:
-            return sum(slot.pins for slot in self._ledger)
-
-    def block_keys(self) -> list[EntryKey]:
-        with self._lock:
-            items = [slot.item for slot in self._ledger]
-        return [item.key for item in items if item.group]
-
-    def stats(self) -> TierStats:
-        with self._lock:
-            ledger = self._ledger
-            return TierStats(
-                self.kind,
-                len(ledger),
-                ledger.used_bytes,
-                ledger.capacity_bytes,
-                **asdict(self._counts),
-            )
-
-    def _make_space(self, item: Item, now: float) -> bool:
-        """Make room for `item`, announced: `Ledger.add` or `cancel` must follow; else `False`."""
-        if self._news.policy_trims_early or not self._ledger.has_room(item.size):
-            return self._eviction.make_space(item, now)
-        self._ledger.announce(item, now)
-        return True
-
-    def _evict(self, slot: Slot[P]) -> None:
-        self._counts.evictions += 1
-
-    def _unpin(self, slot: Slot[P]) -> None:
-        with self._lock:
-            self._ledger.unpin(slot)
-
-    def _count_read(self, size_bytes: int) -> None:
-        with self._lock:
-            self._counts.read_bytes += size_bytes
+        group.leases -= leases
+        if leases and not group.leases:
+            self.leased.discard(name)
+            self.leased_bytes -= group.size

@@ -18,9 +18,10 @@ from ragkv.errors import EntryDamagedError
 from ..codecs import RAW
 from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
 from ..policies import Item, Policy
+from .base import Tier
 from .lease import Lease
-from .ledger import LocalTier
-from .stats import TierKind
+from .ledger import Ledger, Slot
+from .stats import TierKind, TierStats
 
 log = logging.getLogger(__name__)
 
@@ -77,10 +78,11 @@ class MemoryLease(Lease):
             on_release()
 
 
-class MemoryTier(LocalTier[EncodedEntry]):
+class MemoryTier(Tier):
     """Entries in host memory."""
 
     kind = TierKind.MEMORY
+    ledger: Ledger[EncodedEntry]
 
     def __init__(
         self,
@@ -89,28 +91,20 @@ class MemoryTier(LocalTier[EncodedEntry]):
         page_locked: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(capacity_bytes, policy, clock)
+        self.ledger = Ledger(capacity_bytes, policy, clock=clock)
         self._page_locked = page_locked and torch.cuda.is_available()
 
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
-        key = identity.key(token_ids)
-        with self._lock:
-            slot = self._ledger.get(key)
+        def opened(slot: Slot[EncodedEntry]) -> Lease | None:
             try:
-                if slot is not None:
-                    slot.payload.info.check(identity, token_ids)
+                slot.payload.info.check(identity, token_ids)
             except EntryDamagedError as error:
-                log.warning("%s", error)
-                self._ledger.remove(key)
-                self._counts.damaged += 1
-                slot = None
-            if slot is None:
-                self._counts.misses += 1
+                self.ledger.drop(slot, error)
                 return None
-            self._counts.hits += 1
-            self._ledger.pin(slot)
-            self._ledger.used(slot, self._clock())
-        return MemoryLease(slot.payload, self._count_read, partial(self._unpin, slot))
+            release = partial(self.ledger.release, slot)
+            return MemoryLease(slot.payload, self.ledger.count_read, release)
+
+        return self.ledger.lease(identity.key(token_ids), opened)
 
     def put(self, entry: Entry | EncodedEntry) -> bool:
         if self.contains(entry.info.key):
@@ -118,33 +112,33 @@ class MemoryTier(LocalTier[EncodedEntry]):
         # without the lock, like `compact` below: both may take long
         encoded = EncodedEntry.of(entry)
         item = Item(entry.info.key, self._footprint(encoded), entry.info.group, entry.info.index)
-        if item.size > self._ledger.capacity_bytes:
+        if item.size > self.ledger.capacity_bytes:
             return False
         encoded = encoded.compact(self._page_locked)
-        with self._lock:
-            if item.key in self._ledger:
+        with self.ledger.lock:
+            if item.key in self.ledger:
                 return True
-            now = self._clock()
-            if not self._make_space(item, now):
+            if not self.ledger.make_room(item):
                 return False
-            self._ledger.add(item, encoded, now)
-            self._counts.written_bytes += item.size
+            self.ledger.add(item, encoded)
+            self.ledger.counts.written_bytes += item.size
         return True
 
+    def contains(self, key: EntryKey) -> bool:
+        return key in self.ledger
+
     def delete(self, key: EntryKey) -> bool:
-        with self._lock:
-            return self._ledger.remove(key) is not None
+        return self.ledger.remove(key) is not None
 
     def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
-        with self._lock:
-            held = [slot.payload.info for slot in self._ledger]
-        return ((info.key, info) for info in held)
+        return ((slot.item.key, slot.payload.info) for slot in self.ledger.slots())
+
+    def stats(self) -> TierStats:
+        return self.ledger.stats(self.kind)
 
     def close(self) -> None:
         """Drop every entry. Open leases stay readable."""
-        with self._lock:
-            for slot in list(self._ledger):
-                self._ledger.remove(slot.item.key)
+        self.ledger.close()
 
     def _footprint(self, entry: EncodedEntry) -> int:
         """Bytes that the entry takes here: torch allocates page-locked memory in powers of two."""

@@ -25,8 +25,7 @@ from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
 from ..policies import LRU, Item
 from ..record import OtherVersionError, read_info
 from .base import UNLIMITED_BYTES, Tier
-from .disk import DiskTier
-from .disk_reads import open_lease, unread
+from .disk import DiskTier, open_lease, unread
 from .entry_files import ENTRIES, SUFFIX, file_of, listed
 from .lease import Lease
 from .stats import Counts, TierKind, TierStats

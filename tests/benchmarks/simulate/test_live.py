@@ -4,13 +4,18 @@ import pytest
 
 from benchmarks.simulate import ALL_POLICIES, Trace, make_any_policy, replay
 from benchmarks.simulate.live import LiveTier
+from benchmarks.simulate.policies import Trimming
 from ragkv.store.policies import PolicySettings
 
 from .reference import random_rows
 
 # The others decide on whole sessions, or once a turn, whereas a live store overflows at every
-# block.
-BY_BLOCK = sorted(set(ALL_POLICIES) - {"lookahead"})
+# block and does not trim while there is room.
+BY_BLOCK = sorted(
+    name
+    for name, policy in ALL_POLICIES.items()
+    if name != "lookahead" and not issubclass(policy, Trimming)
+)
 
 
 @pytest.mark.parametrize("name", BY_BLOCK)
@@ -23,7 +28,6 @@ def test_a_live_tier_trims_histories_to_the_prefixes_of_the_simulator(name: str)
             new_blocks_seen=tuple(trace.new_blocks),
             turn_rate_per_s=0.2,
             end_rate_per_s=0.05,
-            threshold_tokens=64,
         )
         live_tier = LiveTier(make_any_policy(name, settings), 12)
         simulated = replay(trace, make_any_policy(name, settings), 12).uncached

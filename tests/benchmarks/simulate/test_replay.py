@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from benchmarks.queueing import SessionTier
 from benchmarks.simulate import ALL_POLICIES, Trace, TraceRow, make_any_policy, replay
+from benchmarks.simulate.policies import ThresholdLRU
 from ragkv.store.policies import Policy, PolicySettings
 
 from .reference import BLOCK_TOKENS, Reference, best_possible, random_rows
@@ -17,13 +18,17 @@ WITHOUT_REFERENCE = {  # their hand-written traces stand at the end of this file
 FIGURE_1 = [TraceRow(0, 0, "A", 100, 0, 100), TraceRow(1, 1, "B", 100, 0, 100)]
 
 
+@pytest.fixture(autouse=True)
+def short_conversations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ThresholdLRU, "THRESHOLD_TOKENS", 64)
+
+
 def policy_for(name: str, trace: Trace, xi: int) -> Policy:
     settings = PolicySettings(
         xi_blocks=xi,
         block_tokens=BLOCK_TOKENS,
         new_blocks=trace.expected_new_blocks,
         new_blocks_seen=tuple(trace.new_blocks),
-        threshold_tokens=64,
         turn_rate_per_s=RATES[0],
         end_rate_per_s=RATES[1],
     )
@@ -114,7 +119,7 @@ def test_a_replay_never_exceeds_its_capacity_and_never_reuses_more_than_is_share
     policy = policy_for(name, trace, xi)
     held: dict[str, int] = {}
     report_held = policy.held
-    served = policy.served
+    served = policy.turn_ended
 
     def recount(group: str, blocks: int, size: int, now: float) -> None:
         assert 0 <= blocks == size
@@ -127,7 +132,7 @@ def test_a_replay_never_exceeds_its_capacity_and_never_reuses_more_than_is_share
 
     # type: ignore[method-assign]
     policy.held = recount
-    policy.served = check
+    policy.turn_ended = check
     done = replay(trace, policy, capacity, forced=forced)
     assert sum(held.values()) <= capacity
     assert all(
