@@ -232,7 +232,7 @@ def _has_conversations(config: EngineConfig, blocks: Store) -> bool:
     return (
         config.session.shared
         or (directory is not None and Path(directory, SESSIONS).is_dir())
-        or bool(blocks.contents.block_keys())
+        or any(tier.ledger is not None and tier.ledger.block_keys() for tier in blocks.tiers)
     )
 
 

@@ -11,7 +11,7 @@ from ragkv.errors import StoreError
 
 from .copying import TierCopies
 from .entry import EntryInfo, EntryKey, Identity
-from .tiers import Tier, ledgers
+from .tiers import Tier
 
 T = TypeVar("T")
 
@@ -43,8 +43,8 @@ class Contents:
         """The keys of the blocks of conversations that are stored on this machine. Reads no
         file.
         """
-        slots = (slot for ledger in ledgers(self.tiers) for slot in ledger.slots())
-        return [slot.item.key for slot in slots if slot.item.group]
+        ledgers = (tier.ledger for tier in self.tiers if tier.ledger is not None)
+        return [key for ledger in ledgers for key in ledger.block_keys()]
 
     def refused(self, keep: Callable[[Identity], bool]) -> set[EntryKey]:
         """The keys that `gc` would drop."""

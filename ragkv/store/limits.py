@@ -5,7 +5,7 @@ the disk, and policies get a latency threshold.
 from dataclasses import dataclass
 
 from .copying import Placement, TierCopies
-from .tiers import Tier, TierKind, ledgers
+from .tiers import Tier, TierKind
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +29,9 @@ class StoreLimits:
 
     def retarget(self, xi_blocks: int) -> None:
         """Tell the policies of all tiers their latency threshold, in blocks."""
-        for ledger in ledgers(self.tiers):
-            ledger.tell(lambda policy: policy.retarget(xi_blocks))
+        for tier in self.tiers:
+            if tier.ledger is not None:
+                tier.ledger.tell(lambda policy: policy.retarget(xi_blocks))
 
     def leave_disk(self, size_bytes: int) -> None:
         """Leave so many of `disk_bytes` to what lies next to the entries, such as documents."""

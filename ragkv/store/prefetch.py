@@ -26,7 +26,7 @@ from .copying import TierCopies, or_none
 from .entry import EntryKey, Identity
 from .job_queue import Job, JobQueue
 from .policies import Policy
-from .tiers import Tier, ledgers
+from .tiers import Tier
 
 log = logging.getLogger(__name__)
 
@@ -143,8 +143,9 @@ class Prefetcher:
             for group in hint.groups:
                 what(policy, group)
 
-        for ledger in ledgers(self.tiers):
-            or_none("tell a policy about a waiting request", ledger.tell, tell)
+        for tier in self.tiers:
+            if tier.ledger is not None:
+                or_none("tell a policy about a waiting request", tier.ledger.tell, tell)
 
     def _look_ahead(self, hint: PrefetchHint) -> None:
         """Let the remote tiers look up what no local tier has, all at once."""

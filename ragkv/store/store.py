@@ -27,7 +27,7 @@ from .entry import EncodedEntry, Entry, EntryKey, Identity
 from .limits import StoreLimits
 from .policies import TurnSize
 from .prefetch import Prefetcher
-from .tiers import Lease, MemoryLease, StoreStats, Tier, TierKind, ledgers
+from .tiers import Lease, MemoryLease, StoreStats, Tier, TierKind
 
 log = logging.getLogger(__name__)
 
@@ -112,8 +112,9 @@ class Store(Closing):
 
         The blocks are entries whose `group` is the turn's and whose `index` counts them from 0.
         """
-        for ledger in ledgers(self.tiers):
-            or_none("tell a policy about a turn", ledger.tell, lambda p: p.turn_ended(turn))
+        for tier in self.tiers:
+            if tier.ledger is not None:
+                or_none("tell a policy", tier.ledger.tell, lambda policy: policy.turn_ended(turn))
 
     def delete(self, key: EntryKey, *, here: bool = False) -> bool:
         """Drop `key` from every tier and from the write buffer; whether it was anywhere.

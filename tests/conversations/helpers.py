@@ -10,10 +10,10 @@ from ragkv import Engine, EngineConfig, Session, StoreConfig
 from ragkv.config import SessionConfig
 from ragkv.prompt import Prefill
 from ragkv.store import Tier
-from ragkv.store.tiers import ledgers
 from tests import tiny_models
 from tests.engine.helpers import close, full_prefill
 from tests.fixed import fixed
+from tests.store.entries import open_leases
 from tests.store.fakes import store_of
 
 BLOCK = 8  # tokens: a turn of the tests makes a block or two
@@ -97,4 +97,4 @@ def files(directory: Path) -> int:
 def pinned(engine: Engine) -> int:
     """Open leases in all tiers, after a flush."""
     engine.flush()
-    return sum(ledger.leases for ledger in ledgers(engine.store.tiers))
+    return open_leases(*engine.store.tiers)

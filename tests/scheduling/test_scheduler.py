@@ -21,10 +21,10 @@ from ragkv.runtime import no_check
 from ragkv.scheduling import Scheduler, SharedCompute, Work
 from ragkv.scheduling.scheduler import JOINT_TOKENS, PREPARED_AHEAD
 from ragkv.store import PrefetchHint
-from ragkv.store.tiers import ledgers
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, Q, engine_of, text_engine
 from tests.faults import at_each_layer
+from tests.store.entries import open_leases
 
 from .helpers import begin, until
 
@@ -188,7 +188,7 @@ def held(engine: Engine) -> dict[str, int]:
     """Everything that a request may hold."""
     stats = engine.stats().queue
     return {
-        "leases": sum(ledger.leases for ledger in ledgers(engine.store.tiers)),
+        "leases": open_leases(*engine.store.tiers),
         "waiting": stats.waiting,
         "admitted": stats.admitted,
         "announced": engine.store.stats().announced,

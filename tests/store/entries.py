@@ -93,6 +93,12 @@ def leased(source: Store | Tier, entry: Entry) -> Lease:
     return lease
 
 
+def open_leases(*tiers: Tier) -> int:
+    """How many leases of these tiers are open, as far as they have a ledger."""
+    held = (tier.ledger.slots() for tier in tiers if tier.ledger is not None)
+    return sum(slot.leases for slots in held for slot in slots)
+
+
 def read_all(lease: Lease) -> Entry:
     """The whole entry behind a lease, copied."""
     layers = [lease.read_layer(layer) for layer in range(lease.info.layers)]

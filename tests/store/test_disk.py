@@ -18,7 +18,7 @@ from ragkv.store import LRU, DiskTier, Store
 from ragkv.store.tiers import ReadOnlyDiskTier
 from tests.faults import os_error, raising
 
-from .entries import IDENTITY, ids_of, leased, make_entry, read_all, same, served
+from .entries import IDENTITY, ids_of, leased, make_entry, open_leases, read_all, same, served
 
 FILE_BYTES = 1024  # an entry of these tests has a little less
 
@@ -351,7 +351,7 @@ def test_a_read_that_fails_drops_the_entry_only_if_the_disk_cannot_give_its_byte
         with pytest.raises(EntryUnreachableError if stays else EntryDamagedError):
             lease.read_layer(0)
     assert (file_of(tmp_path, 1).exists(), tier.stats().damaged) == (stays, not stays)
-    assert served(tier, make_entry(1)) == stays and tier.ledger.leases == 0
+    assert served(tier, make_entry(1)) == stays and open_leases(tier) == 0
 
 
 def test_collecting_garbage_leaves_an_entry_that_cannot_be_read_now(
@@ -373,7 +373,7 @@ def test_a_lookup_that_fails_in_any_way_pins_nothing(
         patch.setattr(os, "pread", raising(MemoryError()))
         with pytest.raises(MemoryError):
             tier.lease(IDENTITY, ids_of(1))
-    assert tier.ledger.leases == 0 and tier.stats().misses == 1
+    assert open_leases(tier) == 0 and tier.stats().misses == 1
 
 
 def test_look_ups_go_on_while_the_disk_confirms_a_deletion(

@@ -30,7 +30,7 @@ from ragkv.store.entry import EncodedEntry
 from ragkv.store.policies import Cut, PolicySettings
 from tests.scheduling.helpers import begin, together, until
 
-from .entries import IDENTITY, hint_of, ids_of, make_entry, read_all, same
+from .entries import IDENTITY, hint_of, ids_of, make_entry, open_leases, read_all, same
 from .fakes import FailingTier, Failure, WrappedLease, WrappedTier
 
 SIZE = make_entry().size_bytes
@@ -87,7 +87,7 @@ class GatedStore:
 
     def pins(self) -> int:
         """Open leases."""
-        return self.memory.ledger.leases + self.files.ledger.leases
+        return open_leases(self.memory, self.files)
 
 
 OpenStore = Callable[..., GatedStore]
@@ -213,7 +213,7 @@ def test_an_entry_that_cannot_be_read_is_tried_once_and_the_others_are_fetched(
         assert caplog.text.count("could not be fetched ahead") == 1
         assert [info.key for info in store.tiers[0].infos()] == [key(1)]
         assert files.contains(key(0)) == (failure is Failure.BROKEN)
-        assert files.ledger.leases == 0
+        assert open_leases(files) == 0
 
 
 def test_a_fetch_evicts_nothing_that_an_earlier_request_needs(open_store: OpenStore) -> None:
@@ -384,4 +384,4 @@ def test_many_threads_at_once_never_read_wrong_bytes_and_leave_no_pins(tmp_path:
         for tier in (memory, files):
             assert tier.stats().used_bytes <= tier.stats().capacity_bytes
             assert tier.stats().damaged == 0
-            assert tier.ledger.leases == 0
+            assert open_leases(tier) == 0

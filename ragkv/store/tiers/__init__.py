@@ -2,7 +2,7 @@
 disk).
 """
 
-from .base import Tier, ledgers
+from .base import Tier
 from .disk import DiskTier
 from .lease import Lease, StoredLease
 from .memory import MemoryLease, MemoryTier
@@ -21,5 +21,4 @@ __all__ = [
     "Tier",
     "TierKind",
     "TierStats",
-    "ledgers",
 ]

@@ -5,7 +5,7 @@ All methods are thread-safe. A tier drops an entry that turns out to be damaged.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +97,3 @@ class Tier(ABC):
     def speed(self) -> float | None:
         """The recent speed of reads from a remote tier, bytes a second; `None` if not measured."""
         return None
-
-
-def ledgers(tiers: Iterable[Tier]) -> list[Ledger[Any]]:
-    """Those of the tiers that have one."""
-    return [tier.ledger for tier in tiers if tier.ledger is not None]

@@ -1,10 +1,6 @@
 """The disk tier: one file an entry, with one writing process and any number of reading processes
 (`read_only.py`). `entry_files.py` writes and deletes the files, which alone say what is stored.
 
-A put takes these steps: evict, write and sync the bytes under a temporary name, rename, sync the
-directory, add the entry to the ledger. A kill between two steps leaves either nothing visible or a
-complete entry. A deletion syncs the directory too.
-
 The identity is checked when a file is opened, and a checksum with every layer that is read. What is
 damaged is found then, and dropped. A file that is unlinked meanwhile stays readable until its lease
 is closed.
@@ -25,17 +21,15 @@ import torch
 from ragkv.errors import EntryDamagedError, EntryUnreachableError, StoreError
 
 from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
-from ..policies import LRU, Item, Policy
-from ..record import OtherVersionError, RecordHead, bytes_of, read_head, read_info, record_of
+from ..policies import LRU, Policy
+from ..record import OtherVersionError, RecordHead, bytes_of, read_head, read_info
 from .base import UNLIMITED_BYTES, Tier
-from .entry_files import WritableFiles, discard
+from .entry_files import EntryFiles
 from .lease import Lease, StoredLease
 from .ledger import Ledger, Slot
 from .stats import TierKind, TierStats
 
 log = logging.getLogger(__name__)
-
-SMALL_BYTES = 16 << 20  # Fewer bytes of entries give way as a whole.
 
 
 class DiskTier(Tier):
@@ -50,21 +44,8 @@ class DiskTier(Tier):
         Raises `StoreLockedError` if another process writes there, `StoreError` if it cannot be
         written.
         """
-        self._capacity_bytes = capacity_bytes  # of which others may take some
-        self.ledger = Ledger(capacity_bytes, policy, discard)
-        # one put at a time: nothing else uses the room that was made for it
-        self._writing = threading.Lock()
-        self._write_failed = False
-        self._files = WritableFiles(Path(directory))
-        with contextlib.ExitStack() as opened:
-            opened.callback(self._files.close)
-            for file in self._files.by_use():
-                # a copied directory may have two files of an entry; the capacity may be smaller now
-                if file.item.key in self.ledger or not self.ledger.make_room(file.item, file.used):
-                    discard(file.path)
-                else:
-                    self.ledger.add(file.item, file.path, file.used)
-            opened.pop_all()
+        self._files = EntryFiles(Path(directory), capacity_bytes, policy)
+        self.ledger = self._files.ledger
 
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
         def opened(slot: Slot[str]) -> Lease | None:
@@ -88,37 +69,7 @@ class DiskTier(Tier):
         return self.ledger.lease(identity.key(token_ids), opened)
 
     def put(self, entry: Entry | EncodedEntry) -> bool:
-        key = entry.info.key
-        with self._writing:
-            if key in self.ledger:
-                return True
-            encoded = EncodedEntry.of(entry)
-            if encoded.size_bytes > self.ledger.capacity_bytes:
-                return False
-            head, layers = record_of(encoded)
-            size = len(head) + encoded.size_bytes
-            item = Item(key, size, entry.info.group, entry.info.index)
-            return self.ledger.make_room(item) and self._write(item, head, *layers)
-
-    def _write(self, item: Item, *pieces: bytes | memoryview) -> bool:
-        try:
-            path = str(self._files.write(item, *pieces))
-        except OSError as error:
-            self.ledger.cancel(item)
-            if not self._write_failed:  # log it once: on a full disk every entry fails
-                log.warning(
-                    "Entries cannot be written to %s: %s. Going on without.",
-                    self._files.root,
-                    error,
-                )
-            self._write_failed = True
-            return False
-        self._write_failed = False
-        set_used(path, time.time())
-        with self.ledger.lock:
-            self.ledger.add(item, path)
-            self.ledger.counts.written_bytes += item.size
-        return True
+        return self._files.put(entry)
 
     def contains(self, key: EntryKey) -> bool:
         return key in self.ledger
@@ -127,14 +78,7 @@ class DiskTier(Tier):
         """See `Tier.delete`; a power cut does not undo it. Raises `StoreError` if the file cannot
         be removed, or the disk does not confirm it. Until it does, every deletion raises that.
         """
-        with self.ledger.lock:  # no put writes the file anew between the two
-            slot = self.ledger.get(key)
-            if slot is not None:
-                self._files.remove(slot.payload, key)
-                self.ledger.remove(key)
-        # look-ups and admissions do not wait for the disk
-        self._files.confirm_removals(key)
-        return slot is not None
+        return self._files.delete(key)
 
     def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
         for slot in self.ledger.slots():
@@ -152,16 +96,10 @@ class DiskTier(Tier):
             yield key, info
 
     def leave(self, size_bytes: int) -> None:
-        """See `Tier.leave`; what has no room any more is evicted."""
-        with self._writing:
-            self.ledger.capacity_bytes = max(0, self._capacity_bytes - size_bytes)
-            self.ledger.shrink(self.ledger.capacity_bytes)
+        self._files.leave(size_bytes)
 
     def give_way(self) -> int:
-        """See `Tier.give_way`: half of the entries."""
-        with self._writing:
-            used = self.ledger.used_bytes
-            return self.ledger.shrink(used // 2 if used > SMALL_BYTES else 0)
+        return self._files.give_way()
 
     def stats(self) -> TierStats:
         return self.ledger.stats(self.kind)
@@ -170,9 +108,7 @@ class DiskTier(Tier):
         return DiskTier(folder, UNLIMITED_BYTES, LRU())
 
     def close(self) -> None:
-        with self._writing:  # after a running put
-            self.ledger.close()
-            self._files.close()
+        self._files.close()
 
 
 def open_lease(

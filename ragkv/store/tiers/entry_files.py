@@ -1,4 +1,4 @@
-"""The files of the disk tier: their names, how they are listed, written and deleted.
+"""The files of the disk tier: their names, how they are listed, written, evicted and deleted.
 
     writer.lock, writer.txt   the lock of the one writing process, and who it is (`writer_lock.py`)
 
@@ -11,6 +11,10 @@
 The files alone say what is stored. Their names tell what the policy must know. Their sizes and
 times of modification tell what they take, and when they were used last. There is no index that a
 kill or a flipped bit could part from them. (One in SQLite, a row an entry, opened no sooner.)
+
+A put takes these steps: evict, write and sync the bytes under a temporary name, rename, sync the
+directory, add the entry to the ledger. A kill between two steps leaves either nothing visible or a
+complete entry. A deletion syncs the directory too.
 """
 
 import contextlib
@@ -18,6 +22,7 @@ import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -28,11 +33,14 @@ from ragkv.errors import StoreError
 from ragkv.runtime import make_private_folder, replace_file, sync
 
 from .. import writer_lock
-from ..entry import EntryKey
-from ..policies import Item
+from ..entry import EncodedEntry, Entry, EntryKey
+from ..policies import Item, Policy
+from ..record import record_of
+from .ledger import Ledger
 
 log = logging.getLogger(__name__)
 
+SMALL_BYTES = 16 << 20  # Fewer bytes of entries give way as a whole.
 ENTRIES = "entries"  # the folder of entry files, in the tier's directory
 SUFFIX = ".kv"
 _NAME = re.compile(r"([0-9a-f]{64})(?:\.([\w-]+)\.(\d+))?\.kv", re.ASCII)
@@ -66,62 +74,125 @@ def listed(root: Path) -> Iterator[EntryFile]:
                     yield EntryFile(item, file.path, stat.st_mtime)
 
 
-class WritableFiles:
-    """The entry files of a directory that this process alone writes. All methods are thread-safe."""
+class EntryFiles:
+    """The files of a disk tier, which this process alone writes, and their ledger. All methods are
+    thread-safe.
+    """
 
-    def __init__(self, root: Path) -> None:
-        """Make the directory, hold its lock, and remove what is of no use any more.
+    def __init__(self, root: Path, capacity_bytes: int, policy: Policy) -> None:
+        """Open `root`, making it if needed, and list its files.
 
-        Raises `StoreLockedError` if another process has the lock, and `StoreError`.
+        Raises `StoreLockedError` if another process writes there, `StoreError` if it cannot be
+        written.
         """
-        self.root = root
+        self.ledger: Ledger[str] = Ledger(capacity_bytes, policy, discard)  # of paths
+        self._root = root
         self._drafts = root / "tmp"
-        # folders with deletions that the disk has not confirmed
-        self._unsynced: set[Path] = set()
+        self._capacity_bytes = capacity_bytes  # of which others may take some
+        # one put at a time: nothing else uses the room that was made for it
+        self._writing = threading.Lock()
+        self._write_failed = False
+        self._unsynced: set[Path] = set()  # folders with deletions that the disk has not confirmed
         self._guard = threading.Lock()  # of `_unsynced`
         self._syncing = threading.Lock()
         self._writer = _locked(root, self._drafts)
-
-    def by_use(self) -> list[EntryFile]:
-        """All files, the longest unused first. Raises `StoreError`."""
         try:
-            return sorted(listed(self.root), key=lambda file: file.used)
+            files = sorted(listed(root), key=lambda file: file.used)
         except OSError as error:
+            self._writer.release()
             raise StoreError(
-                f"Cannot read the store directory {self.root}: {error}. Check the disk."
+                f"Cannot read the store directory {root}: {error}. Check the disk."
             ) from error
+        for file in files:
+            # a copied directory may have two files of an entry; the capacity may be smaller now
+            if file.item.key in self.ledger or not self.ledger.make_room(file.item, file.used):
+                discard(file.path)
+            else:
+                self.ledger.add(file.item, file.path, file.used)
 
-    def write(self, item: Item, *pieces: bytes | memoryview) -> Path:
-        """Write the file of `item`, durably: a kill leaves nothing visible or a whole file. Raises
-        `OSError`.
-        """
-        path = file_of(self.root, item)
-        if not path.parent.is_dir():
-            make_private_folder(path.parent)
-            sync(path.parent.parent)
-        replace_file(path, *pieces, drafts=self._drafts)
-        return path
+    def put(self, entry: Entry | EncodedEntry) -> bool:
+        """See `Tier.put`."""
+        key = entry.info.key
+        with self._writing:
+            if key in self.ledger:
+                return True
+            encoded = EncodedEntry.of(entry)
+            if encoded.size_bytes > self.ledger.capacity_bytes:
+                return False
+            head, layers = record_of(encoded)
+            size = len(head) + encoded.size_bytes
+            item = Item(key, size, entry.info.group, entry.info.index)
+            return self.ledger.make_room(item) and self._write(item, head, *layers)
 
-    def remove(self, path: str, key: EntryKey) -> None:
-        """Remove the file of an entry that is deleted; `confirm_removals` must follow. Raises
-        `StoreError`.
-        """
+    def delete(self, key: EntryKey) -> bool:
+        """See `DiskTier.delete`."""
+        with self.ledger.lock:  # no put writes the file anew between the two
+            slot = self.ledger.get(key)
+            if slot is not None:
+                path = Path(slot.payload)
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    raise StoreError(
+                        f"Entry {key} could not be deleted from disk: {error}. It is still there; "
+                        "`ragkv gc` deletes what no document has."
+                    ) from error
+                self.ledger.remove(key)
+                with self._guard:
+                    self._unsynced.add(path.parent)
+        self._sync_deletions(key)
+        return slot is not None
+
+    def leave(self, size_bytes: int) -> None:
+        """See `Tier.leave`; what has no room any more is evicted."""
+        with self._writing:
+            self.ledger.resize(max(0, self._capacity_bytes - size_bytes))
+
+    def give_way(self) -> int:
+        """See `Tier.give_way`: half of the entries, or all if they are small."""
+        with self._writing:
+            before = self.ledger.used_bytes
+            capacity_bytes = self.ledger.capacity_bytes
+            self.ledger.resize(before // 2 if before > SMALL_BYTES else 0)
+            self.ledger.resize(capacity_bytes)
+            return before - self.ledger.used_bytes
+
+    def close(self) -> None:
+        """Give the directory back, after a running put. Twice is harmless."""
+        with self._writing:
+            self.ledger.close()
+            self._writer.release()
+
+    def _write(self, item: Item, *pieces: bytes | memoryview) -> bool:
+        path = file_of(self._root, item)
         try:
-            Path(path).unlink(missing_ok=True)
+            if not path.parent.is_dir():
+                make_private_folder(path.parent)
+                sync(path.parent.parent)
+            replace_file(path, *pieces, drafts=self._drafts)
         except OSError as error:
-            raise StoreError(
-                f"Entry {key} could not be deleted from disk: {error}. It is still there; "
-                "`ragkv gc` deletes what no document has."
-            ) from error
-        with self._guard:
-            self._unsynced.add(Path(path).parent)
+            self.ledger.cancel(item)
+            if not self._write_failed:  # log it once: on a full disk every entry fails
+                log.warning(
+                    "Entries cannot be written to %s: %s. Going on without.", self._root, error
+                )
+            self._write_failed = True
+            return False
+        self._write_failed = False
+        now = time.time()
+        with contextlib.suppress(OSError):  # files of one tick of the system have an order, too
+            os.utime(path, (now, now))
+        with self.ledger.lock:
+            self.ledger.add(item, str(path))
+            self.ledger.counts.written_bytes += item.size
+        return True
 
-    def confirm_removals(self, key: EntryKey) -> None:
-        """Return when the disk has all removals so far, that of `key` too. Raises `StoreError` if it
-        does not confirm them; the next call asks again.
+    def _sync_deletions(self, key: EntryKey) -> None:
+        """Return when the disk has all deletions so far. Look-ups and admissions do not wait for
+        it: they need the ledger's lock alone.
         """
         with self._syncing:
-            with self._guard:
+            with self._guard:  # what is deleted from here on is synced by who deletes it
                 folders = self._unsynced
                 self._unsynced = set()
             try:
@@ -134,10 +205,6 @@ class WritableFiles:
                     f"Entry {key} was deleted, but the disk did not confirm it: {error}. After a "
                     "power cut it may be there again. Delete it once more when the disk is well."
                 ) from error
-
-    def close(self) -> None:
-        """Give the directory's lock back. Twice is harmless."""
-        self._writer.release()
 
 
 def discard(path: str) -> None:

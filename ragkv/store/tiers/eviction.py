@@ -4,7 +4,6 @@ A policy is asked only when something must go. A lookup, and an entry for which 
 none of this.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +21,11 @@ class Eviction:
 
     ledger: "Ledger[Any]"
 
-    def shrink(self, size_bytes: int, now: float) -> None:
-        """Evict what is not leased until at most `size_bytes` are held."""
+    def shrink(self, now: float) -> None:
+        """Evict what is not leased until what is held fits."""
         ledger = self.ledger
-        while ledger.used_bytes > max(size_bytes, ledger.leased_bytes):
-            self._take(self._victim(now), lambda: ledger.used_bytes <= size_bytes)
+        while ledger.used_bytes > max(ledger.capacity_bytes, ledger.leased_bytes):
+            self._take(self._victim(now), 0)
 
     def make_room(self, item: Item, now: float) -> bool:
         """Evict until `item` fits.
@@ -42,7 +41,7 @@ class Eviction:
             cut = self._victim(now)
             is_refused = self._is_in(item, cut)
             if cut.whole or not is_refused:
-                self._take(cut, lambda: ledger.has_room(item.size))
+                self._take(cut, item.size)
             if is_refused:
                 ledger.cancel(item)
                 return False
@@ -71,10 +70,14 @@ class Eviction:
         group = self.ledger.groups.get(cut.group)
         return item.index >= max(cut.keep, 0 if group is None else group.extent)
 
-    def _take(self, cut: Cut, is_enough: Callable[[], bool]) -> None:
-        """Evict a group's last blocks, down to the cut, or until that is enough."""
-        group = self.ledger.groups.get(cut.group)
+    def _take(self, cut: Cut, size: int) -> None:
+        """Evict a group's last blocks, down to the cut, or until `size` bytes are free."""
+        ledger = self.ledger
+        group = ledger.groups.get(cut.group)
         while group is not None and group.slots and group.slots[-1].item.index >= cut.keep:
-            if not cut.whole and is_enough():
+            if not cut.whole and ledger.has_room(size):
                 return
-            self.ledger.evict(group.slots[-1])
+            slot = group.slots[-1]
+            ledger.remove(slot.item.key)
+            ledger.counts.evictions += 1
+            ledger.discard(slot.payload)

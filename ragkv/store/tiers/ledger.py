@@ -75,7 +75,7 @@ class Ledger(Generic[P]):
         self._eviction = Eviction(self)
         self._policy = policy
         self._news: list[Callable[[Policy], object]] = []
-        self._discard = discard
+        self.discard = discard
         self._clock = clock
 
     def __contains__(self, key: object) -> bool:
@@ -98,12 +98,11 @@ class Ledger(Generic[P]):
             held = len(self._slots), self.used_bytes, self.capacity_bytes
             return TierStats(kind, *held, **asdict(self.counts))
 
-    # Leases
+    def block_keys(self) -> list[EntryKey]:
+        """The keys of the blocks of conversations."""
+        return [slot.item.key for slot in self.slots() if slot.item.group]
 
-    @property
-    def leases(self) -> int:
-        """How many are open."""
-        return sum(slot.leases for slot in self.slots())
+    # Leases
 
     def lease(self, key: EntryKey, open_slot: Callable[[Slot[P]], L | None]) -> L | None:
         """What `open_slot` makes of the slot of `key`: a lease, which ends with `release`, or `None`
@@ -196,13 +195,6 @@ class Ledger(Generic[P]):
             self._report(slot.item)
         return slot
 
-    def evict(self, slot: Slot[P]) -> None:
-        """Remove a slot, and discard its payload."""
-        with self.lock:
-            self.remove(slot.item.key)
-            self.counts.evictions += 1
-            self._discard(slot.payload)
-
     def drop(self, slot: Slot[P], why: EntryDamagedError) -> None:
         """Drop an item that is damaged. One that could not be read now stays."""
         with self.lock:
@@ -212,14 +204,13 @@ class Ledger(Generic[P]):
             if not isinstance(why, EntryUnreachableError):
                 self.counts.damaged += 1
                 self.remove(slot.item.key)
-                self._discard(slot.payload)
+                self.discard(slot.payload)
 
-    def shrink(self, size_bytes: int) -> int:
-        """Evict until at most so many bytes are held, or all are leased; the bytes freed."""
+    def resize(self, capacity_bytes: int) -> None:
+        """Change the capacity; what does not fit any more and is not leased is evicted."""
         with self.lock:
-            before = self.used_bytes
-            self._eviction.shrink(size_bytes, self._clock())
-            return before - self.used_bytes
+            self.capacity_bytes = capacity_bytes
+            self._eviction.shrink(self._clock())
 
     def close(self) -> None:
         """Hold nothing any more, and take nothing. Open leases stay valid."""
