@@ -13,6 +13,7 @@ from ragkv import Engine
 from ragkv.errors import ConfigError
 from ragkv.store import Entry, EntryInfo
 from ragkv.store.codecs import Codec
+from ragkv.store.encoding import encoded
 from ragkv.store.entry import EncodedEntry
 
 _COLUMNS = (
@@ -124,8 +125,8 @@ def _encoded(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, info: EntryInfo
 ) -> tuple[Codec, torch.Tensor]:
     """The stored layers of random KV, and their codec."""
-    encoded = EncodedEntry.of(Entry(info, torch.randn(shape, device=device).to(dtype)))
-    return encoded.codec, encoded.layers
+    stored = encoded(Entry(info, torch.randn(shape, device=device).to(dtype)))
+    return stored.codec, stored.layers
 
 
 _made: dict[Any, tuple[Codec, torch.Tensor]] = {}  # the last entry that is alike others

@@ -16,7 +16,7 @@ from dataclasses import asdict
 
 from ragkv.config import RemoteConfig
 from ragkv.errors import EntryDamagedError, RemoteError
-from ragkv.store.entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
+from ragkv.store.entry import EncodedEntry, EntryInfo, EntryKey, Identity
 from ragkv.store.record import Digest
 from ragkv.store.tiers.base import Tier
 from ragkv.store.tiers.lease import Lease
@@ -131,7 +131,7 @@ class RemoteTier(Tier):
 
     # Writing
 
-    def put(self, entry: Entry | EncodedEntry) -> bool:
+    def put(self, entry: EncodedEntry) -> bool:
         key = entry.info.key
         with self._lock:
             self._lookups.pop(key, None)
@@ -142,7 +142,7 @@ class RemoteTier(Tier):
                 self._delete_pending(key)
             if self.health.call(lambda: self.connector.exists(key)):
                 return True
-            packed = values.pack(EncodedEntry.of(entry), self._layer_group_bytes, self._digest)
+            packed = values.pack(entry, self._layer_group_bytes, self._digest)
             stored = self.health.call(lambda: self.connector.put(key, packed))
         except RemoteError as error:
             log.debug("Entry %s was not stored: %s", key, error)

@@ -37,6 +37,7 @@ from ragkv.store import (
     Tier,
     TierKind,
 )
+from ragkv.store.encoding import encoded
 from ragkv.store.tiers.base import UNLIMITED_BYTES
 
 from .fits import fit_length, fit_recompute, fit_tier
@@ -233,7 +234,7 @@ class Measuring:
         layers = self._adapter.layer_count
         groups = [self._entries(tokens, TIER_ENTRIES) for tokens in SLICE_TOKENS]
         for entry in itertools.chain(*groups):
-            tier.put(entry)
+            tier.put(encoded(entry))
         rounds: dict[int, list[float]] = {tokens: [] for tokens in SLICE_TOKENS}  # seconds a slice
         slices: dict[int, float] = {}  # bytes of one, as stored
         in_place = False

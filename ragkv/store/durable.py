@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from math import inf
 
 from .copying import TierCopies, or_none
-from .entry import EncodedEntry, Entry, EntryKey, Identity
+from .encoding import encoded
+from .entry import Entry, EntryKey, Identity
 from .tiers import Tier
 
 
@@ -29,9 +30,9 @@ class DurableTiers:
 
         Raises `StoreReadOnlyError` if a tier is read-only.
         """
-        encoded = EncodedEntry.of(entry).compact(self.page_locked)
-        stored = [or_none("store an entry", tier.put, encoded) for tier in self.tiers]
-        self.copies.put_in_memory(encoded, needed=not any(stored))
+        to_store = encoded(entry, self.page_locked)
+        stored = [or_none("store an entry", tier.put, to_store) for tier in self.tiers]
+        self.copies.put_in_memory(to_store, needed=not any(stored))
         return any(stored)
 
     def ensure(self, identity: Identity, token_ids: Sequence[int]) -> bool:

@@ -20,13 +20,12 @@ import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Union
 
 import torch
 
 from ragkv.errors import EntryDamagedError
 
-from .codecs import CODECS, RAW, Codec
+from .codecs import CODECS, Codec
 
 FORMAT_VERSION = 5  # of KV and of identities; `RECORD_VERSION` is that of the bytes of an entry
 _KEY_TEXT = re.compile(r"[0-9a-f]{64}")
@@ -213,26 +212,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class EncodedEntry:
-    """An entry as tiers hold it, its layers encoded by a codec. Immutable."""
+    """An entry as tiers hold it: in host memory, its layers encoded by a codec. Immutable."""
 
     info: EntryInfo
     codec: Codec  # of `layers`: the identity's, or `raw`
-    # (L, ...) stored layers, contiguous after `compact`; the entry's own (L, 2, G, T, D) if raw
+    # (L, ...) stored layers, contiguous; (L, 2, G, T, D) if raw
     layers: torch.Tensor
-
-    @classmethod
-    def of(cls, entry: Union[Entry, "EncodedEntry"]) -> "EncodedEntry":
-        """`entry` in its identity's codec, or `entry` itself if it is encoded. Raw entries share
-        their tensors.
-        """
-        if isinstance(entry, EncodedEntry):
-            return entry
-        codec = CODECS[entry.info.identity.codec]
-        layers = entry.kv if codec.in_place else _encode_layers(codec, entry)
-        if layers is None:
-            codec = RAW
-            layers = entry.kv
-        return cls(entry.info, codec, layers)
 
     @property
     def size_bytes(self) -> int:
@@ -249,41 +234,6 @@ class EncodedEntry:
         return self.codec.decode(
             stored, torch.empty(self.info.shape, dtype=self.info.dtype) if out is None else out
         )
-
-    def compact(self, page_locked: bool = False) -> "EncodedEntry":
-        """This entry in host memory, contiguous, keeping nothing else alive; itself if it is so
-        already.
-
-        A view would keep its whole base tensor alive, beyond a tier's capacity. With `page_locked`
-        and CUDA, layers are in page-locked memory, because they are copied to the device as they
-        are.
-        """
-        layers = _compact(self.layers, page_locked and torch.cuda.is_available())
-        return self if layers is self.layers else EncodedEntry(self.info, self.codec, layers)
-
-
-def _compact(tensor: torch.Tensor, page_locked: bool) -> torch.Tensor:
-    tensor = tensor.detach() if tensor.requires_grad else tensor
-    owns_memory = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
-    if tensor.device.type == "cpu" and owns_memory and (tensor.is_pinned() or not page_locked):
-        return tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=page_locked).copy_(tensor)
-
-
-def _encode_layers(codec: Codec, entry: Entry) -> torch.Tensor | None:
-    """The stored layers, (L, ...), on the entry's device; `None` if the codec has no code for one
-    of them.
-    """
-    layout = codec.layout(entry.info.shape, entry.info.dtype)
-    stored = torch.empty(
-        (entry.info.layers, *layout.shape), dtype=layout.dtype, device=entry.kv.device
-    )
-    for layer, target in zip(entry.kv, stored, strict=True):
-        encoded = codec.encode(layer)
-        if encoded is None:
-            return None
-        target.copy_(encoded)
-    return stored
 
 
 def dtype_from_name(name: str) -> torch.dtype:

@@ -82,7 +82,7 @@ def record_of(
 ) -> tuple[bytes, list[memoryview]]:
     """The head of the record of `entry`, and its layers, which share the tensors' memory."""
     info = entry.info
-    layers = [bytes_of(layer) for layer in entry.compact().layers]
+    layers = [bytes_of(layer) for layer in entry.layers]
     facts = {
         "format": FORMAT_NAME,
         "version": RECORD_VERSION,

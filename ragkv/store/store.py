@@ -12,24 +12,22 @@ Three objects of a store hold what no question needs: `durable` writes, its `con
 `limits`. Its `prefetcher` is told which requests wait.
 """
 
-import logging
-import threading
 import weakref
 from collections.abc import Sequence
 from functools import partial
 
 from ragkv.runtime import Closing
 
+from .closing import close_dropped, close_parts
 from .contents import Contents, deleted_everywhere
 from .copying import TierCopies, or_none
 from .durable import DurableTiers
+from .encoding import encoded
 from .entry import EncodedEntry, Entry, EntryKey, Identity
 from .limits import StoreLimits
 from .policies import TurnSize
 from .prefetch import Prefetcher
 from .tiers import Lease, MemoryLease, StoreStats, Tier, TierKind
-
-log = logging.getLogger(__name__)
 
 
 class Store(Closing):
@@ -61,7 +59,7 @@ class Store(Closing):
         self.limits = StoreLimits(self.tiers, copies)
         # At the end of the process the newest is closed first: an engine before its store, in which
         # it still saves.
-        self._unclosed = weakref.finalize(self, _close_dropped, self.prefetcher, copies, self.tiers)
+        self._unclosed = weakref.finalize(self, close_dropped, self.prefetcher, copies, self.tiers)
 
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
         """Pin and open the entry of these tokens in the fastest tier that has it, or `None`.
@@ -97,14 +95,14 @@ class Store(Closing):
         A write buffer that stays full drops the write and counts it. The caller must not write to
         the entry's tensors afterwards.
         """
-        encoded = self.encoded(entry)
+        to_store = self.encoded(entry)
         below = [tier for tier in self._below if not tier.read_only]
-        written = [self._copies.write(tier, encoded, wait_s) for tier in below]
-        self._copies.put_in_memory(encoded, needed=not any(written))
+        written = [self._copies.write(tier, to_store, wait_s) for tier in below]
+        self._copies.put_in_memory(to_store, needed=not any(written))
 
     def encoded(self, entry: Entry | EncodedEntry) -> EncodedEntry:
         """The entry in the form in which it is stored; what is encoded already stays as it is."""
-        return EncodedEntry.of(entry).compact(self._page_locked)
+        return encoded(entry, self._page_locked)
 
     def turn_ended(self, turn: TurnSize) -> None:
         """Tell every tier's policy of a conversation's turn that is complete, before the turn's
@@ -160,23 +158,4 @@ class Store(Closing):
         are closed.
         """
         self._unclosed.detach()
-        _close(self.prefetcher, self._copies, self.tiers)
-
-
-def _close(prefetcher: Prefetcher, copies: TierCopies, tiers: Sequence[Tier]) -> None:
-    prefetcher.close()
-    copies.close()
-    for tier in tiers:
-        or_none("close a tier", tier.close)
-
-
-def _close_dropped(prefetcher: Prefetcher, copies: TierCopies, tiers: Sequence[Tier]) -> None:
-    """Close what nobody closed: the process ends, or nobody holds the store any more."""
-    if not threading.main_thread().is_alive():  # the process ends
-        _close(prefetcher, copies, tiers)
-        return
-    log.warning("A store was dropped without being closed, and is closed now. Call its `close`.")
-    # The garbage collector may call this in a thread that holds a lock which closing waits for.
-    threading.Thread(
-        target=_close, args=(prefetcher, copies, tiers), name="ragkv-close-store"
-    ).start()
+        close_parts(self.prefetcher, self._copies, self.tiers)

@@ -8,7 +8,7 @@ import pytest
 from ragkv.cluster import values
 from ragkv.config import RedisConfig
 from ragkv.store import TierKind
-from ragkv.store.entry import EncodedEntry
+from ragkv.store.encoding import encoded
 from ragkv.store.record import checksum
 from tests.store.entries import make_entry
 
@@ -46,8 +46,6 @@ def test_a_value_written_without_the_secret_is_refused_though_its_checksums_are_
         forged = make_entry(1)
         forged.kv.zero_()
         connector: Any = redis_tier_of(store).connector
-        for layer_group, value in enumerate(
-            values.pack(EncodedEntry.of(forged), 512 * 1024, checksum)
-        ):
+        for layer_group, value in enumerate(values.pack(encoded(forged), 512 * 1024, checksum)):
             connector.client.hset(connector.name_of(forged.info.key), layer_group, value)
         assert hit(store, 1) is None

@@ -14,6 +14,7 @@ from ragkv.config import RedisConfig, StoreConfig
 from ragkv.errors import RemoteError
 from ragkv.runtime import Closing
 from ragkv.store import Store, TierKind, open_store
+from ragkv.store.encoding import encoded
 from tests.cluster.faulty_proxy import Proxy
 from tests.faults import raising
 from tests.scheduling.helpers import until
@@ -220,7 +221,7 @@ def test_a_deletion_that_does_not_reach_the_remote_is_repeated_until_it_does_ove
 
 
 def test_a_remote_that_stalls_delays_neither_puts_nor_the_disk(behind: StoreBehindProxy) -> None:
-    assert redis_tier_of(behind.store).put(make_entry(0))
+    assert redis_tier_of(behind.store).put(encoded(make_entry(0)))
     behind.proxy.stalled = True
     began = time.monotonic()
     for number in range(1, 20):

@@ -27,6 +27,7 @@ from ragkv.model.device import masked
 from ragkv.model.device.kernels import placing_kernel
 from ragkv.model.families import ADAPTERS
 from ragkv.store import Entry, MemoryLease
+from ragkv.store.encoding import encoded
 from ragkv.store.entry import EncodedEntry, EntryInfo, Identity
 from tests import tiny_models
 from tests.fusion.fake_device import (
@@ -44,7 +45,7 @@ MOST_OPERATIONS = 45  # a layer and pass
 QUESTION = tiny_models.tokens(7, 99)
 
 
-def encoded(adapter: Any, ids: list[int], codec: str) -> EncodedEntry:
+def encoded_entry(adapter: Any, ids: list[int], codec: str) -> EncodedEntry:
     """An entry of random KV for `ids`."""
     chance = torch.Generator().manual_seed(sum(ids))
     shape = (adapter.layer_count, 2, adapter.kv_heads, len(ids), adapter.head_dim)
@@ -52,7 +53,7 @@ def encoded(adapter: Any, ids: list[int], codec: str) -> EncodedEntry:
     dtype = str(adapter.dtype).removeprefix("torch.")
     identity = Identity("w", "a", "r", dtype, "", "", "", codec=codec)
     info = EntryInfo(identity.key(ids), identity, tuple(ids), "f", *shape[::2])
-    return EncodedEntry.of(Entry(info, kv))
+    return encoded(Entry(info, kv))
 
 
 def plan_of(adapter: Any, chunks: int, codecs: tuple[str, ...] = ("int8",)) -> Plan:
@@ -66,7 +67,7 @@ def plan_of(adapter: Any, chunks: int, codecs: tuple[str, ...] = ("int8",)) -> P
         offset = 2 if chunk == 1 else 0
         start = len(ids)
         ids += own[offset:]
-        lease = MemoryLease(encoded(adapter, own, codecs[chunk % len(codecs)]))
+        lease = MemoryLease(encoded_entry(adapter, own, codecs[chunk % len(codecs)]))
         spans += [
             Span(SpanKind.CHUNK, start, len(ids), SpanState.FUSED, lease, chunk, offset),
             Span(SpanKind.TEXT, len(ids), len(ids) + 1, SpanState.COMPUTED),

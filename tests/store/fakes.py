@@ -15,7 +15,7 @@ import torch
 
 from ragkv.config import StoreConfig
 from ragkv.errors import EntryDamagedError
-from ragkv.store import Entry, Identity, Lease, Store, Tier
+from ragkv.store import Identity, Lease, Store, Tier
 from ragkv.store.entry import EncodedEntry
 from ragkv.store.opening import open_tiers
 
@@ -104,7 +104,7 @@ class HeldWrites(WrappedTier):
         self.too_long = False
         self.go = threading.Event()
 
-    def put(self, entry: Entry | EncodedEntry) -> bool:
+    def put(self, entry: EncodedEntry) -> bool:
         self.waiting.set()
         self.too_long |= not self.go.wait(60)
         return self.tier.put(entry)
@@ -126,7 +126,7 @@ class ThrottledTier(WrappedTier):
     def wrap(self, lease: Lease) -> Any:
         return _CheckedLease(lease, lambda _: self._due_at(lease))
 
-    def put(self, entry: Entry | EncodedEntry) -> bool:
+    def put(self, entry: EncodedEntry) -> bool:
         due_at = time.monotonic() + entry.size_bytes / self.bandwidth_bytes_per_s
         stored = self.tier.put(entry)
         if self.writes:

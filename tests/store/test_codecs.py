@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ragkv.config import CODEC_NAMES, StoreConfig
 from ragkv.store import CODECS, Entry, open_store
 from ragkv.store.codecs import RAW, Codec, Int8Codec
+from ragkv.store.encoding import encoded
 from ragkv.store.entry import EncodedEntry
 from ragkv.store.record import OtherVersionError, read_head, record_of
 
@@ -144,10 +145,10 @@ def test_int8_refuses_float64_and_ranges_beyond_float32() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
 def test_an_entry_that_its_codec_refuses_is_stored_raw_under_the_same_identity(dtype: str) -> None:
     entry = make_entry(identity=with_codec("int8", replace(IDENTITY, dtype=dtype)))
-    assert EncodedEntry.of(entry).codec is (RAW if dtype == "float64" else CODECS["int8"])
+    assert encoded(entry).codec is (RAW if dtype == "float64" else CODECS["int8"])
     entry.kv[1, 0, 0, 1, 1] = torch.nan  # in the second layer alone
-    encoded = EncodedEntry.of(entry)
-    assert encoded.codec is RAW
+    stored_entry = encoded(entry)
+    assert stored_entry.codec is RAW
     assert same(as_stored(entry), entry)
     # an entry of this identity may be rounded: no span of one is exact
     assert not entry.info.lossless
@@ -161,12 +162,12 @@ def test_layers_of_an_odd_number_of_bytes_keep_their_scales_aligned(tokens: int)
         head_dim=3,
     )
     entry = Entry(info, torch.randn(3, *info.shape).bfloat16())
-    encoded = EncodedEntry.of(entry)
+    stored_entry = encoded(entry)
     for layer in range(3):
         alone = CODECS["int8"].encode(entry.kv[layer])
         assert alone is not None
         assert torch.equal(
-            encoded.read_layer(layer), INT8.decode(alone, torch.empty_like(entry.kv[layer]))
+            stored_entry.read_layer(layer), INT8.decode(alone, torch.empty_like(entry.kv[layer]))
         )
 
 
@@ -186,7 +187,7 @@ def test_a_store_serves_its_codec_from_every_tier_and_after_a_restart(
             store.flush()
             memory, disk = store.stats().tiers
             assert memory.entries == disk.entries == 1
-            assert memory.used_bytes == EncodedEntry.of(entry).size_bytes
+            assert memory.used_bytes == encoded(entry).size_bytes
             assert served(store, entry)  # from memory again, promoted in encoded form
             for other in set(CODEC_NAMES) - {name}:
                 assert store.lease(with_codec(other), entry.info.token_ids) is None

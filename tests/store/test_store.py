@@ -26,6 +26,7 @@ from ragkv.store import (
     deleted_everywhere,
     open_store,
 )
+from ragkv.store.encoding import encoded
 from tests.store.fakes import HeldWrites, WrappedTier
 
 from . import entries
@@ -166,7 +167,7 @@ def test_an_entry_is_not_copied_up_after_a_deletion_that_failed_in_another_tier(
 
     fastest, lower = MemoryTier(10**6, LRU()), MemoryTier(10**6, LRU())
     entry = make_entry(1)
-    lower.put(entry)
+    lower.put(encoded(entry))
     other = Refusing(MemoryTier(10**6, LRU()))
     with Store([fastest, lower, other], write_buffer_bytes=10**6) as store:
         lease = leased(store, entry)
@@ -211,7 +212,7 @@ def test_an_entry_deleted_during_its_lookup_is_not_promoted(tmp_path: Path) -> N
             return lease
 
     disk = DiskTier(tmp_path, 10**6, LRU())
-    disk.put(make_entry(1))
+    disk.put(encoded(make_entry(1)))
     with Store([MemoryTier(10**6, LRU()), DeletingTier(disk)], write_buffer_bytes=10**6) as store:
         leased(store, make_entry(1)).close()
         store.flush()
@@ -232,7 +233,7 @@ def test_a_deletion_that_a_server_keeps_waiting_holds_up_no_other_copy_or_deleti
     fastest, lower = MemoryTier(10**6, LRU()), MemoryTier(10**6, LRU())
     server = Slow(MemoryTier(10**6, LRU()))
     for number in range(3):
-        lower.put(make_entry(number))
+        lower.put(encoded(make_entry(number)))
     with (
         Store([fastest, lower, server], write_buffer_bytes=10**6) as store,
         ThreadPoolExecutor() as pool,
@@ -258,7 +259,7 @@ def test_an_entry_found_while_it_is_being_deleted_is_not_copied_up() -> None:
             return self.tier.delete(key)
 
     lower = Finding(MemoryTier(10**6, LRU()))
-    lower.put(make_entry(1))
+    lower.put(encoded(make_entry(1)))
     with Store([MemoryTier(10**6, LRU()), lower], write_buffer_bytes=10**6) as store:
         assert store.delete(make_entry(1).info.key)
         store.flush()
@@ -272,7 +273,7 @@ def test_an_entry_deleted_while_it_is_copied_to_a_tier_that_lacks_it_does_not_co
             return self.tier.put(entry)
 
     upper, lower = MemoryTier(10**6, LRU()), DeletedMeanwhile(MemoryTier(10**6, LRU()))
-    upper.put(make_entry(1))
+    upper.put(encoded(make_entry(1)))
     with Store([MemoryTier(10**6, LRU()), upper, lower], write_buffer_bytes=10**6) as store:
         assert not store.durable.ensure(IDENTITY, ids_of(1))
         assert not store.contains(make_entry(1).info.key)

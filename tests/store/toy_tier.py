@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ragkv.errors import EntryDamagedError
-from ragkv.store import Entry, EntryInfo, EntryKey, Identity, Tier, TierKind, TierStats
+from ragkv.store import EntryInfo, EntryKey, Identity, Tier, TierKind, TierStats
 from ragkv.store.entry import EncodedEntry
 from ragkv.store.opening import TierRequest
 from ragkv.store.record import RecordHead, bytes_of, parse_head, record_of
@@ -76,8 +76,8 @@ class ToyTier(Tier):
         self.count(misses=1)
         return None
 
-    def put(self, entry: Entry | EncodedEntry) -> bool:
-        head, layers = record_of(EncodedEntry.of(entry))
+    def put(self, entry: EncodedEntry) -> bool:
+        head, layers = record_of(entry)
         record = b"".join([head, *layers])
         with self._lock:
             if entry.info.key in self._records:

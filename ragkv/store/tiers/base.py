@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
+from ..entry import EncodedEntry, EntryInfo, EntryKey, Identity
 from .lease import Lease
 from .ledger import Ledger
 from .stats import TierKind, TierStats
@@ -32,9 +32,8 @@ class Tier(ABC):
         """Pin and open the entry of these tokens, or `None`. Counts as a use."""
 
     @abstractmethod
-    def put(self, entry: Entry | EncodedEntry) -> bool:
-        """Store `entry` in its identity's codec, evicting others if needed; returns when it is
-        durable.
+    def put(self, entry: EncodedEntry) -> bool:
+        """Store `entry`, evicting others if needed; returns when it is durable.
 
         `False` if it was not stored: it is larger than the tier, everything is pinned, the policy
         did not admit it, or the write failed (logged). An entry that is here already is left

@@ -20,7 +20,7 @@ import torch
 
 from ragkv.errors import EntryDamagedError, EntryUnreachableError, StoreError
 
-from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
+from ..entry import EncodedEntry, EntryInfo, EntryKey, Identity
 from ..policies import LRU, Policy
 from ..record import OtherVersionError, RecordHead, bytes_of, read_head, read_info
 from .base import UNLIMITED_BYTES, Tier
@@ -68,7 +68,7 @@ class DiskTier(Tier):
 
         return self.ledger.lease(identity.key(token_ids), opened)
 
-    def put(self, entry: Entry | EncodedEntry) -> bool:
+    def put(self, entry: EncodedEntry) -> bool:
         return self._files.put(entry)
 
     def contains(self, key: EntryKey) -> bool:

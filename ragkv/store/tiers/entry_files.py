@@ -33,7 +33,7 @@ from ragkv.errors import StoreError
 from ragkv.runtime import make_private_folder, replace_file, sync
 
 from .. import writer_lock
-from ..entry import EncodedEntry, Entry, EntryKey
+from ..entry import EncodedEntry, EntryKey
 from ..policies import Item, Policy
 from ..record import record_of
 from .ledger import Ledger
@@ -110,17 +110,16 @@ class EntryFiles:
             else:
                 self.ledger.add(file.item, file.path, file.used)
 
-    def put(self, entry: Entry | EncodedEntry) -> bool:
+    def put(self, entry: EncodedEntry) -> bool:
         """See `Tier.put`."""
         key = entry.info.key
         with self._writing:
             if key in self.ledger:
                 return True
-            encoded = EncodedEntry.of(entry)
-            if encoded.size_bytes > self.ledger.capacity_bytes:
+            if entry.size_bytes > self.ledger.capacity_bytes:
                 return False
-            head, layers = record_of(encoded)
-            size = len(head) + encoded.size_bytes
+            head, layers = record_of(entry)
+            size = len(head) + entry.size_bytes
             item = Item(key, size, entry.info.group, entry.info.index)
             return self.ledger.make_room(item) and self._write(item, head, *layers)
 

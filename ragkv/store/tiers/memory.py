@@ -16,6 +16,7 @@ import torch
 from ragkv.errors import EntryDamagedError
 
 from ..codecs import RAW
+from ..encoding import encoded
 from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
 from ..policies import Item, Policy
 from .base import Tier
@@ -106,21 +107,20 @@ class MemoryTier(Tier):
 
         return self.ledger.lease(identity.key(token_ids), opened)
 
-    def put(self, entry: Entry | EncodedEntry) -> bool:
-        if self.contains(entry.info.key):
+    def put(self, entry: EncodedEntry) -> bool:
+        item = Item(entry.info.key, self._footprint(entry), entry.info.group, entry.info.index)
+        if self.contains(item.key):
             return True
-        # without the lock, like `compact` below: both may take long
-        encoded = EncodedEntry.of(entry)
-        item = Item(entry.info.key, self._footprint(encoded), entry.info.group, entry.info.index)
         if item.size > self.ledger.capacity_bytes:
             return False
-        encoded = encoded.compact(self._page_locked)
+        if self._page_locked:  # without the lock: it may take long
+            entry = encoded(entry, page_locked=True)
         with self.ledger.lock:
             if item.key in self.ledger:
                 return True
             if not self.ledger.make_room(item):
                 return False
-            self.ledger.add(item, encoded)
+            self.ledger.add(item, entry)
             self.ledger.counts.written_bytes += item.size
         return True
 

@@ -22,7 +22,7 @@ from ragkv.config import RedisConfig
 from ragkv.conversations import manifest
 from ragkv.errors import RemoteError
 from ragkv.store import EntryKey
-from ragkv.store.entry import EncodedEntry
+from ragkv.store.encoding import encoded
 from ragkv.store.record import CHECKSUM_CHARS, checksum
 from tests.cluster.faulty_proxy import Proxy
 from tests.cluster.helpers import hit, redis_store, unique_prefix
@@ -200,7 +200,7 @@ def test_an_engine_computes_what_a_forged_entry_has_in_another_shape(
         kv = make_entry(1).kv.new_zeros((1, *forged.shape), dtype=info.dtype)
         entry = replace(make_entry(1), info=forged, kv=kv)
         for layer_group, value in enumerate(
-            values.pack(EncodedEntry.of(entry), config.group_bytes, checksum)
+            values.pack(encoded(entry), config.group_bytes, checksum)
         ):
             vandal.client.hset(vandal.entry(info.key), layer_group, value)
         answer = engine.answer(question(0), [A], max_new_tokens=4)
