@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ragkv import EngineConfig
-from ragkv.config import POLICY_NAMES, SELECTOR_NAMES, KCacheConfig
+from ragkv.config import POLICIES, SELECTOR_NAMES, KCacheConfig
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -94,7 +94,7 @@ def first_column(page: str, heading: str) -> list[str]:
     ("page", "heading", "names"),
     [
         ("ask.md", "| selector |", SELECTOR_NAMES),
-        ("research/policies.md", "| name | what it evicts |", POLICY_NAMES),
+        ("research/policies.md", "| name | what it evicts |", POLICIES),
     ],
     ids=["selectors", "policies"],
 )
@@ -107,6 +107,6 @@ def test_a_table_of_a_page_has_every_registered_name(
 def test_the_setting_of_the_policy_names_every_policy() -> None:
     settings = (ROOT / "docs" / "reference" / "settings.md").read_text("utf-8")
     said = next(row for row in settings.split("\n") if row.startswith("| `store.policy` |"))
-    assert sorted(POLICY_NAMES) == re.findall(
+    assert sorted(POLICIES) == re.findall(
         r"(?:\w+-)?(?:lru|lookahead)(?:-\w+)?", said.split("|")[3]
     )
