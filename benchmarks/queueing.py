@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
 
-from benchmarks.simulate.policies import make_any_policy
+from benchmarks.simulate.policies import WindowedLookAhead, make_any_policy
 from benchmarks.simulate.prefix_tier import PrefixTier
 from benchmarks.simulate.workloads import GeneratedSession
-from ragkv.store.policies import Cut, PolicySettings
+from ragkv.store.policies import Cut
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,10 @@ class _Hierarchy:
 
     def __init__(self, name: str, server: QueueServer, mean_tokens: float) -> None:
         window = int((server.memory_tokens + server.disk_tokens) / mean_tokens)
-        settings = PolicySettings(window_groups=max(1, window))
-        policies = [make_any_policy(name, settings) for _ in range(2)]
+        policies = [
+            WindowedLookAhead(max(1, window)) if name == "lookahead" else make_any_policy(name)
+            for _ in range(2)
+        ]
         self._numbers = count()
         self._requests: dict[str, int] = {}  # that waits, by session
         self._demoted: list[tuple[str, int]] = []  # by the session that is kept now

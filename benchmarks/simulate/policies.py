@@ -7,7 +7,9 @@ conversations do not return, or also the next turn's lengths (figure 5).
 """
 
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Container, Iterable
+from pkgutil import resolve_name
 
 from ragkv.errors import ConfigError
 from ragkv.store.policies import (
@@ -19,10 +21,9 @@ from ragkv.store.policies import (
     PolicySettings,
     TurnSize,
     check_settings,
-    policy_class,
 )
 from ragkv.store.policies.conversation_model import Departed
-from ragkv.store.policies.lru import Ranking
+from ragkv.store.policies.lru import LookAhead, Ranking
 from ragkv.store.policies.t_lru import TLRU
 
 
@@ -89,6 +90,34 @@ class Belady(Policy):
             self._held.put(group, self._next[group])
         else:
             self._departed.add(group)
+
+
+class WindowedLookAhead(LookAhead):
+    """Look-ahead eviction with the window of the paper: the first `window` sessions of the queue are
+    exempt (CachedAttention section 3.3.2: as many as fit into memory and disk).
+    """
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self._window = window
+        self._beyond: OrderedDict[tuple[str, int], None] = OrderedDict()  # requests behind it
+
+    def queued(self, group: str, request: int) -> None:
+        self._beyond[group, request] = None
+        self._fill()
+
+    def left(self, group: str, request: int) -> None:
+        self._beyond.pop((group, request), None)
+        super().left(group, request)
+        self._fill()
+
+    def _fill(self) -> None:
+        while self._beyond:
+            group, request = next(iter(self._beyond))
+            if group not in self._waiting and len(self._waiting) >= self._window:
+                return
+            del self._beyond[group, request]
+            super().queued(group, request)
 
 
 class Trimming(ABC):
@@ -167,7 +196,7 @@ SIMULATOR_ONLY: dict[str, type[Policy]] = {
     "threshold-lru": ThresholdLRU,
 }
 ALL_POLICIES: dict[str, type[Policy]] = {
-    name: policy_class(name) for name in POLICIES
+    name: resolve_name(row.location) for name, row in POLICIES.items()
 } | SIMULATOR_ONLY
 
 

@@ -45,13 +45,12 @@ class TierCopies:
         }
         self.placement: Placement = lambda *_: True
         self.dropped = 0  # entries not written: the queue was full, or the write failed
-        self._dropped_lock = threading.Lock()
         self._deleted: OrderedDict[EntryKey, int] = OrderedDict()  # when, in deletions
         self._deletions = 0
         self._forgotten = 0  # the last deletion that is not in `_deleted`
         self._being_deleted = Counter[EntryKey | None]()  # now; None: any key
         # held by the last step of a copy up, and never while a tier deletes: that may take long
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     # Down
 
@@ -185,12 +184,8 @@ class TierCopies:
     def is_deleted(self, key: EntryKey, since: int) -> bool:
         """Whether `key` is being deleted, or was deleted `since`, or that is not known any more."""
         with self._lock:
-            return self._is_deleted(key, since)
-
-    def _is_deleted(self, key: EntryKey, since: int) -> bool:
-        """Needs `_lock`."""
-        now = bool(self._being_deleted[key] or self._being_deleted[None])
-        return now or since < max(self._forgotten, self._deleted.get(key, 0))
+            is_now = bool(self._being_deleted[key] or self._being_deleted[None])
+            return is_now or since < max(self._forgotten, self._deleted.get(key, 0))
 
     def _remember_deleted(self, key: EntryKey | None) -> None:
         """Needs `_lock`."""
@@ -220,7 +215,7 @@ class TierCopies:
     def _store(self, entry: EncodedEntry, depth: int, since: int, in_memory: bool) -> None:
         key = entry.info.key
         with self._lock:
-            if self._is_deleted(key, since):
+            if self.is_deleted(key, since):
                 return
             if in_memory:
                 self.tiers[0].put(entry)
@@ -229,7 +224,7 @@ class TierCopies:
                     self.write(tier, entry)
 
     def _count_drop(self) -> None:
-        with self._dropped_lock:
+        with self._lock:
             self.dropped += 1
 
 

@@ -100,7 +100,7 @@ def test_store_settings_refuse_a_policy_of_the_simulator_and_name_the_others(nam
         StoreConfig(policy=name)
 
 
-@pytest.mark.parametrize("setting", ["xi_blocks", "new_blocks", "window_groups"])
+@pytest.mark.parametrize("setting", ["xi_blocks", "new_blocks"])
 def test_negative_settings_are_refused(setting: str) -> None:
     with pytest.raises(ConfigError, match=f"{setting} is -1"):
         make_policy("lru", PolicySettings(**{setting: -1}))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.simulate.policies import WindowedLookAhead
 from ragkv.config import StoreConfig
 from ragkv.store import (
     LRU,
@@ -28,7 +29,7 @@ from ragkv.store import (
 )
 from ragkv.store.encoding import encoded
 from ragkv.store.entry import EncodedEntry
-from ragkv.store.policies import Cut, PolicySettings
+from ragkv.store.policies import Cut
 from tests.scheduling.helpers import begin, together, until
 
 from .entries import IDENTITY, hint_of, ids_of, make_entry, open_leases, read_all, same
@@ -248,9 +249,9 @@ def test_entries_of_a_waiting_request_are_not_evicted_by_puts(open_store: OpenSt
     assert gated.in_memory().isdisjoint({0, 1, 2})
 
 
-def lookahead(held: str, queued: str, **settings: int) -> Policy:
+def lookahead(held: str, queued: str, policy: Policy | None = None) -> Policy:
     """The policy with a block of each group, and requests 0, 1, 2... of groups in a queue."""
-    policy = make_policy("lookahead", PolicySettings(**settings))
+    policy = policy or make_policy("lookahead")
     for group in held:
         policy.held(group, 1, 1, 0.0)
     for request, group in enumerate(queued):
@@ -276,7 +277,7 @@ def test_lookahead_keeps_the_position_of_a_group_whose_later_request_left() -> N
 
 
 def test_lookahead_evicts_groups_behind_its_window() -> None:
-    policy = lookahead("abc", "abc", window_groups=1)
+    policy = lookahead("abc", "abc", WindowedLookAhead(1))
     policy.left("b", 1)
     policy.left("a", 0)  # c moves into the window
     assert policy.victim((), 1.0) == Cut("b", whole=True)
@@ -284,7 +285,7 @@ def test_lookahead_evicts_groups_behind_its_window() -> None:
 
 
 def test_lookahead_counts_a_group_that_waits_twice_only_once() -> None:
-    assert lookahead("abc", "aaabc", window_groups=2).victim((), 1.0) == Cut("c", whole=True)
+    assert lookahead("abc", "aaabc", WindowedLookAhead(2)).victim((), 1.0) == Cut("c", whole=True)
 
 
 class Asked(set[str]):

@@ -15,30 +15,25 @@ from .inputs import NEVER, NextRequest, PolicySettings, TurnSize
 from .lru import LRU
 
 
-def policy_class(name: str) -> type[Policy]:
-    """The class of a policy by its registered name; raises `ConfigError` for an unknown name."""
+def make_policy(name: str, settings: PolicySettings | None = None) -> Policy:
+    """A new policy by its name in `POLICIES`; raises `ConfigError` for an unknown name, and what
+    `check_settings` raises.
+    """
+    check_settings(settings)
     if name not in POLICIES:
         raise ConfigError(
             f"A live store has no policy {name!r}. Known: {', '.join(sorted(POLICIES))}. "
             "`python -m benchmarks.simulate` has more: baselines, and policies that know the "
             "future."
         )
-    found: type[Policy] = resolve_name(POLICIES[name].location)
-    return found
-
-
-def make_policy(name: str, settings: PolicySettings | None = None) -> Policy:
-    """A new policy by its registered name; raises `ConfigError` for an unknown name, and what
-    `check_settings` raises.
-    """
-    check_settings(settings)
-    return policy_class(name)(settings)
+    made: Policy = resolve_name(POLICIES[name].location)(settings)
+    return made
 
 
 def check_settings(settings: PolicySettings | None) -> None:
     """Raise `ConfigError` for a setting below its least value."""
     if settings is not None:
-        at_least(settings, xi_blocks=0, block_tokens=1, new_blocks=0, window_groups=0)
+        at_least(settings, xi_blocks=0, block_tokens=1, new_blocks=0)
 
 
 __all__ = [
@@ -53,5 +48,4 @@ __all__ = [
     "TurnSize",
     "check_settings",
     "make_policy",
-    "policy_class",
 ]

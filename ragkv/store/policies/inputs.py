@@ -45,5 +45,3 @@ class PolicySettings:
     # lambda of the paper's model: turns of a living conversation
     turn_rate_per_s: float | None = None
     end_rate_per_s: float | None = None  # mu of the paper's model: deaths of a living conversation
-    # look-ahead eviction window, in waiting sessions; None: the whole queue
-    window_groups: int | None = None

@@ -86,38 +86,33 @@ class Ranking:
 class LookAhead(LRU):
     """Sessions that wait in the scheduler's queue are not evicted (CachedAttention section 3.3.2).
 
-    The unit is a session: it is evicted whole. The first sessions of the queue, as many as the
-    window has, are exempt; the others are evicted least recently used first. If all are exempt, the
-    one that waits nearest the queue's tail is evicted. With a short queue this is LRU.
+    The unit is a session: it is evicted whole. The sessions of the queue are exempt; the others are
+    evicted least recently used first. If all are exempt, the one that waits nearest the queue's tail
+    is evicted. With a short queue this is LRU.
 
-    The paper's window is `(C_mem + C_disk) / S_kv` sessions, as many as fit into both; the
-    simulator states it (`window_groups`). In a live store the window is the whole queue, which is
-    short. A window that exceeds the tiers is harmless: the sessions in excess stand at its tail, and
-    the tail is evicted first.
+    In the paper only as many sessions are exempt as fit into memory and disk. Here all are: those
+    in excess stand at the queue's tail, and the tail is evicted first.
     """
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
         # held and not exempt, the most recently used last
         self._outside: OrderedDict[str, int] = OrderedDict()
-        # exempt group -> its requests inside the window, in the order in which they joined
-        self._inside: dict[str, OrderedDict[int, None]] = {}
+        # exempt group -> its requests, in the order in which they joined
+        self._waiting: dict[str, OrderedDict[int, None]] = {}
         self._last = Ranking()  # held and exempt, the one nearest the tail first
-        self._beyond: OrderedDict[tuple[str, int], None] = OrderedDict()  # behind the window
 
     def queued(self, group: str, request: int) -> None:
-        self._beyond[group, request] = None
-        self._fill_window()
+        self._waiting.setdefault(group, OrderedDict())[request] = None
+        self._place(group)
 
     def left(self, group: str, request: int) -> None:
-        self._beyond.pop((group, request), None)
-        requests = self._inside.get(group)
+        requests = self._waiting.get(group)
         if requests is not None and request in requests:
             del requests[request]
             if not requests:
-                del self._inside[group]
+                del self._waiting[group]
             self._place(group)
-            self._fill_window()
 
     def used(self, group: str, now: float) -> None:
         super().used(group, now)
@@ -137,26 +132,14 @@ class LookAhead(LRU):
             group = None if last is None else last[1]
         return None if group is None else Cut(group, whole=True)
 
-    def _fill_window(self) -> None:
-        window = (
-            float("inf") if self.settings.window_groups is None else self.settings.window_groups
-        )
-        while self._beyond:
-            group, request = next(iter(self._beyond))
-            if group not in self._inside and len(self._inside) >= window:
-                return
-            del self._beyond[group, request]
-            self._inside.setdefault(group, OrderedDict())[request] = None
-            self._place(group)
-
     def _place(self, group: str) -> None:
-        """Rank a held group by its first request inside the window; outside it counts as used now."""
+        """Rank a held group by its first request; without one it counts as used now."""
         self._outside.pop(group, None)
         self._last.drop(group)
         if group not in self._held:
             return
-        if group in self._inside:
-            self._last.put(group, (-next(iter(self._inside[group])), 0))
+        if group in self._waiting:
+            self._last.put(group, (-next(iter(self._waiting[group])), 0))
         else:
             self._outside[group] = 0
 

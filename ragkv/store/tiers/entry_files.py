@@ -80,11 +80,7 @@ class EntryFiles:
     """
 
     def __init__(self, root: Path, capacity_bytes: int, policy: Policy) -> None:
-        """Open `root`, making it if needed, and list its files.
-
-        Raises `StoreLockedError` if another process writes there, `StoreError` if it cannot be
-        written.
-        """
+        """See `DiskTier`."""
         self.ledger: Ledger[str] = Ledger(capacity_bytes, policy, discard)  # of paths
         self._root = root
         self._drafts = root / "tmp"
