@@ -161,7 +161,7 @@ class Engine(Closing):
         `session` gives the history; it gains no turn. Raises what `stream` raises.
         """
         request = self.intake.prefill_request(question, chunks, options)
-        with self._started(request, session, keep=False) as (_, started):
+        with self._started(request, session, adds_turn=False) as (_, started):
             return started.prefill
 
     def append(
@@ -188,30 +188,30 @@ class Engine(Closing):
 
     @contextmanager
     def _started(
-        self, request: Request, session: Session | None, *, keep: bool = True
+        self, request: Request, session: Session | None, *, adds_turn: bool = True
     ) -> Iterator[tuple[Turn | None, StartedAnswer]]:
         """Begin a request: wait for its conversation, lay out the prompt, compute it.
 
-        Without `keep` the session is only read: no turn is added.
+        Without `adds_turn` the session is only read: no turn is added.
         """
         check_kind("session", session, Session, type(None))
         self._backend.check(request)
         with ExitStack() as held:
             held.enter_context(self.scheduler.request())
-            keeps = keep and session is not None
+            adds_turn = adds_turn and session is not None
             sessions = self.conversations.sessions
             if session is not None:
                 sessions.check_usable(session)
-                if keeps:
+                if adds_turn:
                     held.enter_context(session.held(request.work.check))
                 else:
                     sessions.bring_up_to_date(session)
             past = (session.history, session.notes) if session else ()
             prompt = self.intake.prompt(request, *past)
-            task = Task(request, prompt, session.session_id if session else "", keeps)
+            task = Task(request, prompt, session.session_id if session else "", adds_turn)
             answer = held.enter_context(self._backend.started(task))
             turn = None
-            if session is not None and keeps:
+            if session is not None and adds_turn:
                 turn = held.enter_context(sessions.turn(session, task, answer.report))
             yield turn, answer
 

@@ -27,7 +27,7 @@ class Session:
 
     def __init__(
         self,
-        owner: "Sessions",
+        sessions: "Sessions",
         session_id: str,
         state: SessionState,
         notes: tuple[str, ...] = (),
@@ -43,7 +43,7 @@ class Session:
         # the newest write to disk; its result is a note if it failed
         self.write: Future[str | None] | None = None
         self.deleted = False
-        self.owner = owner
+        self.sessions = sessions  # that made it, with the storage and the blocks
         self._thread: int | None = None  # the thread that holds the session
 
     @property
@@ -85,14 +85,14 @@ class Session:
         Call it when the turn has ended: the session is not held meanwhile, and its next turn may
         run.
         """
-        return self.owner.storage().wait_saved(self, timeout_s)
+        return self.sessions.storage().wait_saved(self, timeout_s)
 
     def reset(self, check: Check = no_check) -> None:
         """Delete every turn, and the blocks that no other conversation has. Like all that changes a
         conversation it waits for a turn under way, and raises what `check` raises meanwhile.
         """
         with self.held(check):
-            self.owner.clear(self)
+            self.sessions.clear(self)
 
     def delete(self, check: Check = no_check) -> None:
         """Delete the conversation: its manifest, and its blocks in every tier where no other
@@ -100,7 +100,7 @@ class Session:
         """
         try:
             with self.held(check):
-                self.owner.delete(self)
+                self.sessions.delete(self)
         except InputError:
             if not self.deleted:
                 raise
@@ -109,8 +109,8 @@ class Session:
         """A new conversation with the same past; both share its blocks. Raises `InputError` if that
         id has turns.
         """
-        with self.owner.blocks.copied(self) as past:  # without a turn that is under way
-            other = self.owner.open(session_id)
+        with self.sessions.blocks.copied(self) as past:  # without a turn that is under way
+            other = self.sessions.open(session_id)
             if other is self:
                 raise InputError(
                     f"{session_id!r} is the id of the conversation to be forked itself: choose "
@@ -122,8 +122,8 @@ class Session:
                         f"There is a conversation {session_id!r} already: choose another id, or "
                         "delete it."
                     )
-                now = self.owner.clock()
-                self.owner.commit(other, lambda _: replace(past, created_at=now))
+                now = self.sessions.clock()
+                self.sessions.commit(other, lambda _: replace(past, created_at=now))
         return other
 
     def rewind(self, turns: int = 1, check: Check = no_check) -> None:
@@ -139,7 +139,7 @@ class Session:
                     f"Cannot rewind {turns} turns: {self.session_id!r} has {len(past)}, and goes "
                     f"back by at least 1 and at most {REWINDABLE}."
                 )
-            self.owner.commit(
+            self.sessions.commit(
                 self, lambda state: replace(state, turns=past[:-turns], history=began)
             )
 
@@ -156,7 +156,7 @@ class Session:
         """Make `history` the conversation's; returns how many tokens fewer it has."""
         before = self.state.history
         if history is not before:
-            self.owner.commit(self, lambda state: replace(state, history=history))
+            self.sessions.commit(self, lambda state: replace(state, history=history))
         return len(before) - len(history)
 
     def check_exists(self) -> None:
@@ -183,7 +183,7 @@ class Session:
             self.check_exists()
             self._thread = threading.get_ident()
             try:
-                self.owner.refresh(self)
+                self.sessions.refresh(self)
                 yield
             finally:
                 self._thread = None

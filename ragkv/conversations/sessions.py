@@ -99,7 +99,7 @@ class Sessions:
         and its manifest.
         """
         session.check_exists()
-        if session.owner is not self:
+        if session.sessions is not self:
             raise InputError(
                 f"Session {session.session_id!r} is another engine's: ask that engine, or get one "
                 "of this engine with its `session`."

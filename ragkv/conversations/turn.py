@@ -40,13 +40,13 @@ class Turn(Closing):
     """A turn of a conversation, which cuts the KV that it makes into blocks."""
 
     def __init__(
-        self, owner: "Sessions", session: Session, task: Task, report: PromptReport
+        self, sessions: "Sessions", session: Session, task: Task, report: PromptReport
     ) -> None:
         """The session is held, and the prompt's KV is complete. Nothing is saved yet."""
         prompt = task.prompt
         assert prompt.history is not None
-        self._owner = owner
-        self._writer = owner.blocks.writer
+        self._sessions = sessions
+        self._writer = sessions.blocks.writer
         self._session = session
         self._before = session.state
         self._prompt = prompt
@@ -101,14 +101,14 @@ class Turn(Closing):
         had to.
         """
         prompt = self._prompt
-        runs = self._owner.runs
+        runs = self._sessions.runs
         made = self._made
         between = runs.after_answer + runs.before_next_turn
         self._ids = [*prompt.token_ids, *answer]
         whole = (*self._ids, *between)
         if (
             made is not None
-            and self._owner.adapter.rope.frequencies(len(whole) + 1) == made.frequencies
+            and self._sessions.adapter.rope.frequencies(len(whole) + 1) == made.frequencies
         ):
             self._save_complete_blocks()
             # what is left is exact all through, or not at all: a complete block ended at the bound
@@ -126,7 +126,7 @@ class Turn(Closing):
             replace(part, turn=len(self._before.turns)) for part in parts if len(part)
         )
         history = History(tuple(self._blocks), whole[self._at :], self._history.parts + own_parts)
-        turns = with_turn(self._before.turns, self._before.history, self._owner.clock())
+        turns = with_turn(self._before.turns, self._before.history, self._sessions.clock())
         notes = self._wait_for_writer()
         title = self._title
         self._commit(
@@ -143,7 +143,7 @@ class Turn(Closing):
         # before the commit: the write that it begins may leave the same one again
         told = self._session.take_notes(self._prompt.notes)
         try:
-            self._owner.commit(self._session, change)
+            self._sessions.commit(self._session, change)
         except BaseException:
             self._session.note(*told)
             raise
@@ -163,7 +163,7 @@ class Turn(Closing):
 
     def _save_complete_blocks(self) -> None:
         made = self._made
-        size = self._owner.config.session.block_tokens
+        size = self._sessions.config.session.block_tokens
         while made is not None:
             stop = self._at + size
             if self._at < made.exact_until < stop:  # so that what is exact has a block of its own
@@ -202,7 +202,7 @@ class Turn(Closing):
         first = made.record.start
         self._saved.append(self._writer.key(block))
         kv = made.record.kv[:, :, :, self._at - first : stop - first]
-        self._unsaved.append(partial(self._owner.blocks.save, block, kv, self._group))
+        self._unsaved.append(partial(self._sessions.blocks.save, block, kv, self._group))
         self._hand_over(0.0)
         return block
 
@@ -243,8 +243,8 @@ class Turn(Closing):
         """
         prompt = self._prompt
         turns = self._before.turns
-        size = self._owner.config.session.block_tokens
-        now = self._owner.clock()
+        size = self._sessions.config.session.block_tokens
+        now = self._sessions.clock()
         held = len(prompt.blocks)
         # tokens in front of the new blocks
         covered = len(prompt.prefix) + sum(map(len, prompt.blocks))
@@ -263,7 +263,7 @@ class Turn(Closing):
         """Delete the blocks that were saved and are in no history."""
         used = {self._writer.key(block) for block in self._session.state.history.blocks}
         if unused := set(self._saved) - used:
-            self._writer.then(partial(self._owner.blocks.drop, unused))
+            self._writer.then(partial(self._sessions.blocks.drop, unused))
 
 
 def _parts(prompt: Prompt, request: Request) -> tuple[Part, ...]:

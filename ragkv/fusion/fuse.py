@@ -120,17 +120,17 @@ def fuse(
     length = plan.token_ids.numel()
     tables = adapter.rope.tables(length)
     placing = _placing_of(reader)(adapter, tables, choice.loaded, kv, record)
-    running = partial(Running, adapter, kv, tables, record)
+    rows_of = partial(PromptRows, adapter, kv, tables, record)
     forced = plan.forced
     chosen = choice.candidates.positions[choice.first]
     asking = None
     if choice.asks is not None:
-        asking = running(*plan.asking(), chosen)
+        asking = rows_of(*plan.asking(), chosen)
         chosen = yield from _asked(choice, choice.asks, plan, asking, placing, reader)
         # Recompute changes nothing for rows before the first candidate. They have passed the placed
         # layers, and join the others there.
         forced = forced[plan.leading_rows :]
-    rows = running(plan.token_ids, forced, chosen)
+    rows = rows_of(plan.token_ids, forced, chosen)
     narrowing = None if choice.checks is None else Narrowing(rows, plan, placing)
 
     placed = choice.asked_layers.stop  # layers that are placed already
@@ -153,7 +153,7 @@ def _asked(
     choice: TokenChoice,
     selector: AskingSelector,
     plan: Plan,
-    asking: "Running",
+    asking: "PromptRows",
     placing: "Placing",
     reader: LayerReader,
 ) -> Generator[LayerInput, torch.Tensor, torch.Tensor]:
@@ -170,7 +170,7 @@ def _asked(
     return candidates[selector.select(choice.candidates, attention, choice.ratio)]
 
 
-class Running:
+class PromptRows:
     """The rows of one prompt on their way through the layers."""
 
     def __init__(
@@ -206,7 +206,7 @@ class Running:
         self.by_layer.append(self.rows.positions)
         self.row_layers += len(self.rows)
 
-    def join(self, other: "Running", count: int) -> None:
+    def join(self, other: "PromptRows", count: int) -> None:
         """Continue also with the first `count` rows of `other`, which stand before these."""
         if count:
             positions = (other.rows.positions[:count], self.rows.positions)

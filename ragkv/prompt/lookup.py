@@ -23,7 +23,7 @@ from ragkv.store import (
     stored_bytes,
 )
 
-from .planning import plan_of, wanted
+from .planning import plan_of, wanted_spans
 from .prefix_blocks import PrefixBlocks
 from .prompt import Prompt, Task
 
@@ -55,18 +55,18 @@ class Lookup:
         method = task.request.method
         frequencies = self._frequencies(prompt)
 
-        def found_of(run: Span) -> Span:
-            lease = self._lease(prompt, run, damaged)
-            if run.kind is SpanKind.PREFIX or lease is None:
-                return replace(run, lease=lease)
+        def found_of(span: Span) -> Span:
+            lease = self._lease(prompt, span, damaged)
+            if span.kind is SpanKind.PREFIX or lease is None:
+                return replace(span, lease=lease)
             leases.callback(lease.close)
-            return replace(run, lease=self._of_this_model(lease))
+            return replace(span, lease=self._of_this_model(lease))
 
-        runs = wanted(prompt, method, frequencies)
-        found = [found_of(run) for run in runs]
+        spans = wanted_spans(prompt, method, frequencies)
+        found = [found_of(span) for span in spans]
         missed = _missed_ids(prompt, found)
         if missed and not again and self.background.finish(missed.values(), task.work.check):
-            found = [found_of(run) if run.chunk in missed else run for run in found]
+            found = [found_of(span) if span.chunk in missed else span for span in found]
             missed = _missed_ids(prompt, found)
         for ids in missed.values():
             self.background.add(ids)  # now, so that a later deletion cancels it
@@ -88,19 +88,19 @@ class Lookup:
     def hint(self, task: Task) -> PrefetchHint:
         """What `plan` will look up in the store: history in order, then chunks."""
         prompt = task.prompt
-        runs = wanted(prompt, task.request.method, self._frequencies(prompt))
+        spans = wanted_spans(prompt, task.request.method, self._frequencies(prompt))
         entries = []
-        for run in runs:
-            if run.state is SpanState.COMPUTED:
+        for span in spans:
+            if span.state is SpanState.COMPUTED:
                 continue
-            if run.block is not None:
-                block = prompt.blocks[run.block]
+            if span.block is not None:
+                block = prompt.blocks[span.block]
                 identity = block.identity(self.block_writer.base)
                 entries.append(
                     self._hinted(identity, block.token_ids, conversation_group(task.session_id))
                 )
-            elif run.chunk is not None:
-                entries.append(self._hinted(self.identity, prompt.stored_ids[run.chunk]))
+            elif span.chunk is not None:
+                entries.append(self._hinted(self.identity, prompt.stored_ids[span.chunk]))
         return PrefetchHint(tuple(entries))
 
     def _hinted(self, identity: Identity, ids: tuple[int, ...], group: str = "") -> HintedEntry:
@@ -111,16 +111,16 @@ class Lookup:
     def _frequencies(self, prompt: Prompt) -> str:
         return self.adapter.rope.frequencies(len(prompt.token_ids))
 
-    def _lease(self, prompt: Prompt, run: Span, damaged: Container[EntryKey]) -> Lease | None:
-        """The lease of a run that is stored; `None` if it is not, or is not wanted."""
-        if run.state is SpanState.COMPUTED:
+    def _lease(self, prompt: Prompt, span: Span, damaged: Container[EntryKey]) -> Lease | None:
+        """The lease of a span that is stored; `None` if it is not, or is not wanted."""
+        if span.state is SpanState.COMPUTED:
             return None
-        if run.block is not None:
+        if span.block is not None:
             writer = self.block_writer
-            block = prompt.blocks[run.block]
+            block = prompt.blocks[span.block]
             return None if writer.key(block) in damaged else writer.lease(block)
-        if run.chunk is not None:
-            ids = prompt.stored_ids[run.chunk]
+        if span.chunk is not None:
+            ids = prompt.stored_ids[span.chunk]
             is_damaged = self.identity.key(ids) in damaged
             return None if is_damaged else self.store.lease(self.identity, ids)
         prefix = self.prefix
@@ -140,7 +140,7 @@ class Lookup:
 def _missed_ids(prompt: Prompt, found: Sequence[Span]) -> dict[int, tuple[int, ...]]:
     """The stored ids of the chunks, by their index, that are wanted and have no lease."""
     return {
-        run.chunk: prompt.stored_ids[run.chunk]
-        for run in found
-        if run.chunk is not None and run.lease is None and run.state is not SpanState.COMPUTED
+        span.chunk: prompt.stored_ids[span.chunk]
+        for span in found
+        if span.chunk is not None and span.lease is None and span.state is not SpanState.COMPUTED
     }

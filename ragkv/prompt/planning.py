@@ -1,9 +1,9 @@
 """Decides for every run of a prompt whether it is exact, fused or computed, and why.
 
-Nothing is looked up, opened or changed here. `wanted` says which state each run should have at its
-place in the prompt. `lookup.py` adds leases to the runs that are stored. `plan_of` makes the plan
-of both. Which spans are exact is decided only here, and in `prefix_blocks.py` for blocks of earlier
-prompts.
+Nothing is looked up, opened or changed here. `wanted_spans` says which state each run should have
+at its place in the prompt. `lookup.py` adds leases to the spans that are stored. `plan_of` makes
+the plan of both. Which spans are exact is decided only here, and in `prefix_blocks.py` for blocks
+of earlier prompts.
 """
 
 from collections import Counter
@@ -41,31 +41,31 @@ class Why(StrEnum):
     LOST = "its block was lost"
 
 
-def wanted(prompt: Prompt, method: Method, frequencies: str) -> list[Span]:
+def wanted_spans(prompt: Prompt, method: Method, frequencies: str) -> list[Span]:
     """The runs of a prompt in order, in the states that they should have: what is not computed is
     to be looked up. `frequencies` digests the prompt's RoPE frequencies.
     """
-    runs = list(_wanted_past(prompt, method, frequencies))
+    spans = list(_wanted_past(prompt, method, frequencies))
     for ids, chunk in prompt.body:
-        start = runs[-1].stop if runs else 0
+        start = spans[-1].stop if spans else 0
         stop = start + len(ids)
         if chunk is None:
-            runs.append(Span(SpanKind.TEXT, start, stop, SpanState.COMPUTED))
+            spans.append(Span(SpanKind.TEXT, start, stop, SpanState.COMPUTED))
         elif method.reuse != "fused":
             why = Why.FULL_RECOMPUTE if method.reuse == "none" else Why.ONLY_EXACT
             computed = SpanState.COMPUTED
-            runs.append(Span(SpanKind.CHUNK, start, stop, computed, chunk=chunk, why=why))
+            spans.append(Span(SpanKind.CHUNK, start, stop, computed, chunk=chunk, why=why))
         else:
             # at the prompt's beginning, or directly behind the prefix with which entries are encoded
             leads = chunk == 0 and not prompt.past_ids and (prompt.own_prefix or not start)
             state = SpanState.EXACT if leads else SpanState.FUSED
             offset = prompt.excerpts[chunk].offset if chunk in prompt.excerpts else 0
-            runs.append(Span(SpanKind.CHUNK, start, stop, state, chunk=chunk, offset=offset))
+            spans.append(Span(SpanKind.CHUNK, start, stop, state, chunk=chunk, offset=offset))
     if prompt.question:
         length = len(prompt.token_ids)
         start = length - len(prompt.question)
-        runs.append(Span(SpanKind.QUESTION, start, length, SpanState.COMPUTED))
-    return runs
+        spans.append(Span(SpanKind.QUESTION, start, length, SpanState.COMPUTED))
+    return spans
 
 
 def _wanted_past(prompt: Prompt, method: Method, frequencies: str) -> Iterator[Span]:

@@ -160,7 +160,7 @@ class Prefiller:
         prompt = task.prompt
         rope = self.fusor.adapter.rope
         length = plan.token_ids.numel()
-        keeps = task.keep or task.request.method.reuse == "prefix"
+        keeps = task.adds_turn or task.request.method.reuse == "prefix"
         if not keeps or rope.frequencies(length) != rope.frequencies(length + 1):
             return None
         blocks = prompt.blocks
@@ -172,7 +172,7 @@ class Prefiller:
         self, task: Task, plan: Plan, passed: PassResult, record: Recording | None
     ) -> TurnKV | None:
         """The KV that a conversation may store, with the position up to which it is exact."""
-        if record is None or not task.keep:
+        if record is None or not task.adds_turn:
             return None
         length = plan.token_ids.numel()
         selected = passed.selected_by_layer

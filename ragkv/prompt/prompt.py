@@ -91,7 +91,7 @@ class Task:
     request: Request
     prompt: Prompt
     session_id: str = ""  # of its conversation; "" if it belongs to none
-    keep: bool = False  # whether a conversation stores the KV that it makes
+    adds_turn: bool = False  # whether its conversation stores the KV that it makes
 
     @property
     def work(self) -> Work:

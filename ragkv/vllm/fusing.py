@@ -173,7 +173,7 @@ def keep_beginning(session: Session, token_ids: Sequence[int]) -> int:
             at = end
         if len(history) > at:
             kept = History(tuple(blocks), (), (Part(PartKind.CHUNK, at),) if at else ())
-            session.owner.commit(session, lambda state: replace(state, turns=(), history=kept))
+            session.sessions.commit(session, lambda state: replace(state, turns=(), history=kept))
         return at
 
 

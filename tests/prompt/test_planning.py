@@ -12,7 +12,7 @@ from ragkv.control import Method
 from ragkv.fusion import Plan, SpanKind, SpanState, make_selector
 from ragkv.prompt import Prompt
 from ragkv.prompt.history import Block, Chain, History
-from ragkv.prompt.planning import LEADING_TOKENS, plan_of, wanted
+from ragkv.prompt.planning import LEADING_TOKENS, plan_of, wanted_spans
 from ragkv.store import Entry, EntryInfo, Identity, MemoryLease, ids_digest
 from ragkv.types import Excerpt
 
@@ -62,7 +62,7 @@ def planned(
     """
     blocks = iter(leases)
     found = []
-    for run in wanted(prompt, method, HERE):
+    for run in wanted_spans(prompt, method, HERE):
         lease = prefix if run.kind is SpanKind.PREFIX else None
         if run.block is not None:
             lease = next(blocks)

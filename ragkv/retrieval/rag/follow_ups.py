@@ -29,7 +29,7 @@ def question_before(session: Session, tokenizer: Any | None) -> str:
     for part in reversed(history.parts):
         if part.kind is PartKind.QUESTION:
             asked = ids[end - len(part) : end]
-            tail = session.owner.runs.after_question  # not put after the question of a raw turn
+            tail = session.sessions.runs.after_question  # not put after the question of a raw turn
             if tail and asked[-len(tail) :] == tail:
                 asked = asked[: -len(tail)]
             return str(tokenizer.decode(asked, skip_special_tokens=True))

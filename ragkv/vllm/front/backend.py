@@ -177,7 +177,7 @@ class VllmBackend:
             "name": name,
             "chunks": [*self._stored_history(task.prompt), *_chunks(task.prompt)],
         }
-        if task.keep:
+        if task.adds_turn:
             wish["keep"] = True
         if "ratio" in method.named:
             wish["ratio"] = None if method.controlled else method.ratio
@@ -201,7 +201,7 @@ class VllmBackend:
                 first += prompt.token_ids[run]
         if not prompt.past_ids:
             first = [*prompt.token_ids[len(prompt.prefix) :]]
-        return salted(first if task.keep and first else name, secret=self._secret)
+        return salted(first if task.adds_turn and first else name, secret=self._secret)
 
     def _stored_history(self, prompt: Prompt) -> Iterator[list[int]]:
         """The positions of whole chunks of earlier turns whose KV is stored: they are
