@@ -56,7 +56,7 @@ def build_server(corpus_of: CorpusOf, *, read_only: bool) -> MCPServer[Any]:
 def _tools(corpus_of: CorpusOf) -> Sequence[Callable[..., Awaitable[Found]]]:
     """The tools that read, then the one that stores a document."""
 
-    @_answering
+    @_telling_errors
     async def search(
         context: Context[Any],
         query: Annotated[Text, Field(description="A question, or words of the passages.")],
@@ -65,7 +65,7 @@ def _tools(corpus_of: CorpusOf) -> Sequence[Callable[..., Awaitable[Found]]]:
         """Find passages of the user's documents, the best first."""
         return await corpus_of(context).search(query, k)
 
-    @_answering
+    @_telling_errors
     async def ask(
         context: Context[Any],
         question: Annotated[Text, Field(description="The question.")],
@@ -82,7 +82,7 @@ def _tools(corpus_of: CorpusOf) -> Sequence[Callable[..., Awaitable[Found]]]:
         """
         return await corpus_of(context).ask(question, k, max_tokens)
 
-    @_answering
+    @_telling_errors
     async def list_documents(
         context: Context[Any],
         after: Annotated[
@@ -95,7 +95,7 @@ def _tools(corpus_of: CorpusOf) -> Sequence[Callable[..., Awaitable[Found]]]:
         """
         return await corpus_of(context).documents(after, limit)
 
-    @_answering
+    @_telling_errors
     async def add_document(
         context: Context[Any],
         id: Annotated[
@@ -114,7 +114,7 @@ def _tools(corpus_of: CorpusOf) -> Sequence[Callable[..., Awaitable[Found]]]:
     return search, ask, list_documents, add_document
 
 
-def _answering(tool: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+def _telling_errors(tool: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
     """The tool, whose own errors reach the client as their sentences."""
 
     @functools.wraps(tool)

@@ -4,7 +4,6 @@ Ingesting encodes the KV of new passages, and deletes from every tier the KV of 
 document holds any more.
 """
 
-import functools
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -65,15 +64,9 @@ class Corpus(Closing):
         """
         check_kind("engine", engine, Engine)
         self.splitter = splitter_of(engine, home, chunk_tokens)
-
-        @functools.cache
-        def keep() -> None:
-            if home is not None:
-                home.keep(
-                    engine.config, self.splitter.tokens, embedder.folder if embedder else None
-                )
-
         self.engine = engine
+        self._embedder_folder = embedder.folder if embedder is not None else None
+        self._unkept = home  # until it keeps what documents are ingested with
         self._closing = ExitStack()
         read_only = engine.config.store.read_only if writes is None else not writes
         self.index = Index(
@@ -81,7 +74,7 @@ class Corpus(Closing):
             self.splitter,
             embedder,
             read_only=read_only,
-            before_write=keep,
+            before_write=self._keep,
             owner=engine.scheduler.owner,
         )
 
@@ -226,6 +219,12 @@ class Corpus(Closing):
         """Close the index, and the engine that `open` made. May be called twice."""
         with self._closing:  # also if the index cannot be closed
             self.index.close()
+
+    def _keep(self) -> None:
+        """Have the home keep what documents are ingested with, before the first is written."""
+        if self._unkept is not None:
+            self._unkept.keep(self.engine.config, self.splitter.tokens, self._embedder_folder)
+            self._unkept = None
 
     def _forget(self, passages: Iterable[Passage]) -> int:
         """Delete the KV of passages, and return how many entries were deleted: none of a store that
