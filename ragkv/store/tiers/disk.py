@@ -1,9 +1,11 @@
-"""The disk tier: one file an entry, with one writing process and any number of reading processes
-(`read_only.py`). `entry_files.py` writes and deletes the files, which alone say what is stored.
+"""The disk tier: one file an entry, one writing process, and any number of reading processes
+(`read_only.py`).
 
-The identity is checked when a file is opened, and a checksum with every layer that is read. What is
-damaged is found then, and dropped. A file that is unlinked meanwhile stays readable until its lease
-is closed.
+The files alone say what is stored. `entry_files.py` writes and deletes them.
+
+The identity is checked when a file is opened, and a checksum with every layer that is read. A
+damaged entry is dropped. A file that is unlinked meanwhile stays readable until its lease is
+closed.
 """
 
 import contextlib

@@ -8,9 +8,10 @@
 
     entries/ab/ab12....GROUP.INDEX.kv   a conversation's block, named by its place, too
 
-The files alone say what is stored. Their names tell what the policy must know. Their sizes and
-times of modification tell what they take, and when they were used last. There is no index that a
-kill or a flipped bit could part from them. (One in SQLite, a row an entry, opened no sooner.)
+The files alone say what is stored. A name has what the policy must know. The size and the time of
+modification say how much room a file takes and when it was used last. There is no index that could
+disagree with the files after a kill or a flipped bit. (With an index in SQLite, one row an entry,
+the tier opened no faster.)
 
 A put takes these steps: evict, write and sync the bytes under a temporary name, rename, sync the
 directory, add the entry to the ledger. A kill between two steps leaves either nothing visible or a

@@ -1,7 +1,7 @@
-"""What leaves a full tier.
+"""Decides what leaves a full tier.
 
-A policy is asked only when something must go. A lookup, and an entry for which there is room, meet
-none of this.
+A policy is asked only when something must be evicted. Lookups do not come here, and neither does an
+entry for which there is room.
 """
 
 from dataclasses import dataclass

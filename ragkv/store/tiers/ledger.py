@@ -1,8 +1,8 @@
-"""The ledger of a tier of this machine: which items it holds, and which of them are leased.
+"""The ledger of a local tier: the items that it holds, and which of them are leased.
 
 The ledger knows how many bytes items take, counts what happens to them, and collects the news for
-its policy. `eviction.py` makes items leave. Both hold metadata only: the tier has the bytes. Two
-invariants: `used_bytes` is the sum of the held items' sizes and never above the capacity, and a
+its policy. `eviction.py` evicts items. Both hold metadata only; the tier has the bytes. There are
+two invariants. `used_bytes` is the sum of the held items' sizes and never above the capacity. A
 leased item is never evicted.
 """
 
