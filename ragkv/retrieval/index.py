@@ -58,18 +58,13 @@ class Index(Closing):
         written. At the embedder the index waits for the turn of its `owner`, a tenant.
         """
         self.directory = None if directory is None else Path(directory)
-        self.file = open_file(self.directory, read_only)
+        self.file = open_file(self.directory, read_only, embedder)
         self.texts = IndexTexts(self.file)
         writes = IndexWrites(self.file)
         self.writer = Ingestion(self, writes, splitter, embedder, before_write, owner)
         self._embedder = embedder
         self._owner = owner
         self._has_warned = False  # that there is no embedder
-        try:
-            self._check_embedder()
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         """Closes the file. Closing twice is harmless."""
@@ -196,21 +191,7 @@ class Index(Closing):
         sql = f"SELECT hash FROM texts WHERE hash IN (SELECT value FROM json_each(?)) AND {IN_USE}"
         return {by_hash[row[0]] for row in self.file.rows(sql, (as_json(list(by_hash)),))}
 
-    # The steps of opening and searching
-
-    def _check_embedder(self) -> None:
-        """Raises `ConfigError` if the file holds vectors of another embedder."""
-        embedder = self._embedder
-        recorded = self.file.fact("embedder_id")
-        if embedder is None or recorded in (None, embedder.id):
-            return
-        name = self.file.fact("embedder_name")
-        dimension = self.file.fact("dimension")
-        raise ConfigError(
-            f"The index at {self.directory} holds vectors of {name} ({dimension} dimensions, "
-            f"{recorded}), not of {embedder.name} ({embedder.id}). "
-            "Open it with that embedder, or ingest into a new directory."
-        )
+    # The steps of a search
 
     def _default_retriever(self) -> str:
         if self._embedder is not None:

@@ -10,9 +10,10 @@ document, one row for a text.
 from contextlib import suppress
 from pathlib import Path
 
-from ragkv.errors import StoreError
+from ragkv.errors import ConfigError, StoreError
 from ragkv.runtime import create_private, make_private_folder
 
+from .embedders import Embedder
 from .index_file import IndexFile
 
 # A higher `FORMAT` refuses the files of earlier versions.
@@ -39,35 +40,57 @@ class NoIndexError(StoreError):
     """There is no index here, or one that is being made and has no tables yet."""
 
 
-def open_file(directory: Path | None, read_only: bool = False) -> IndexFile:
+def open_file(
+    directory: Path | None, read_only: bool = False, embedder: Embedder | None = None
+) -> IndexFile:
     """Opens the file in `directory`, which is made if it is not there; `None`: in memory. Raises
-    `NoIndexError` if there is none to read.
+    `NoIndexError` if there is none to read, and `ConfigError` if it holds vectors of another
+    embedder.
     """
     try:
-        return _opened(directory, read_only)
+        return _opened(directory, read_only, embedder)
     except StoreError:
         if directory is None or not read_only or not (directory / f"{FILE}-journal").exists():
             raise
     # only a writer can undo a transaction in which a process was killed
-    _opened(directory, read_only=False).close()
-    return _opened(directory, read_only)
+    _opened(directory, False, embedder).close()
+    return _opened(directory, read_only, embedder)
 
 
-def _opened(directory: Path | None, read_only: bool) -> IndexFile:
+def _opened(directory: Path | None, read_only: bool, embedder: Embedder | None) -> IndexFile:
     file = IndexFile(_uri(directory, read_only), directory, read_only)
     try:
         if not _has_tables(file):
             _create_tables(file)
-        found = file.fact("format")
-        if found != FORMAT:
-            raise StoreError(
-                f"The index at {directory} has format {found}, this ragkv reads {FORMAT}. "
-                "Ingest into a new directory."
-            )
+        _check_format(file)
+        if embedder is not None:
+            _check_embedder(file, embedder)
     except BaseException:
         file.close()
         raise
     return file
+
+
+def _check_format(file: IndexFile) -> None:
+    found = file.fact("format")
+    if found != FORMAT:
+        raise StoreError(
+            f"The index at {file.directory} has format {found}, this ragkv reads {FORMAT}. "
+            "Ingest into a new directory."
+        )
+
+
+def _check_embedder(file: IndexFile, embedder: Embedder) -> None:
+    """Raises `ConfigError` if the file holds vectors of another embedder."""
+    recorded = file.fact("embedder_id")
+    if recorded not in (None, embedder.id):
+        name = file.fact("embedder_name")
+        dimension = file.fact("dimension")
+        raise ConfigError(
+            f"The index at {file.directory} holds vectors of {name} ({dimension} dimensions, "
+            f"{recorded}), not of {embedder.name} ({embedder.id}). "
+            "Open it with that embedder, or ingest into a new directory."
+        )
 
 
 def _uri(directory: Path | None, read_only: bool) -> str:
