@@ -4,17 +4,21 @@ replica follows.
 On a single machine this package is never imported. It is above the packages that it serves: the
 store and the conversations open it by name, and only if the settings ask for it. redis-py and
 obstore are imported in one file each.
+
+A `Connector` keeps entries as values on a server (Redis, S3). A `RemoteTier` makes a tier of it: a
+`RemoteReader` looks entries up and fetches them, a `RemoteLease` hands one out. A `SessionStorage`
+keeps the states of conversations, and `RedisSessionStorage` keeps them on Redis.
 """
 
-from .open import open_redis, open_s3, open_storage, secret_from_environment
+from .open import open_redis, open_s3, open_session_storage, secret_from_environment
+from .remote_tier import RemoteTier
 from .shared_deletions import SharedDeletions
-from .tier import RemoteTier
 
 __all__ = [
     "RemoteTier",
     "SharedDeletions",
     "open_redis",
     "open_s3",
-    "open_storage",
+    "open_session_storage",
     "secret_from_environment",
 ]

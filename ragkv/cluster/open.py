@@ -13,12 +13,12 @@ from ragkv.store.opening import TierRequest
 from ragkv.store.record import RECORD_VERSION
 
 from .connector import Connector
-from .tier import RemoteTier
-from .tombstones import Tombstones
-from .values import digest_of
+from .entry_values import digest_of
+from .pending_deletions import PendingDeletions
+from .remote_tier import RemoteTier
 
 if TYPE_CHECKING:
-    from .redis_storage import RedisStorage
+    from .redis_session_storage import RedisSessionStorage
 
 MIN_SECRET_CHARS = 16
 
@@ -43,11 +43,13 @@ def open_s3(asked: TierRequest) -> RemoteTier:
     return _opened(S3Connector, asked.config.s3, asked.config)
 
 
-def open_storage(config: RedisConfig, base: Identity, vocabulary: int) -> "RedisStorage":
+def open_session_storage(
+    config: RedisConfig, base: Identity, vocabulary: int
+) -> "RedisSessionStorage":
     """Where replicas keep the states of conversations. Raises as `open_redis` does."""
-    from .redis_storage import RedisStorage  # loads redis-py
+    from .redis_session_storage import RedisSessionStorage  # loads redis-py
 
-    return RedisStorage(config, base, vocabulary, secret_from_environment(config))
+    return RedisSessionStorage(config, base, vocabulary, secret_from_environment(config))
 
 
 def secret_from_environment(config: RemoteConfig) -> str | None:
@@ -79,5 +81,5 @@ def _opened(
     if config.directory is not None and not config.read_only:
         path = Path(config.directory) / f"deletions-{connector.kind.value}-{tenant}.json"
     return RemoteTier(
-        connector, remote, digest_of(secret), Tombstones(path), config.write_buffer_bytes
+        connector, remote, digest_of(secret), PendingDeletions(path), config.write_buffer_bytes
     )

@@ -15,7 +15,7 @@ from ragkv.store.record import Bytes
 from ragkv.store.tiers.stats import TierKind
 
 from .connector import HEAD_BYTES, Connector
-from .redis_server import ANSWER_BYTES, FullError, RedisServer
+from .redis_client import ANSWER_BYTES, FullError, RedisClient
 
 _PAGE = 500  # An answer lists about so many keys.
 _OVERHEAD_BYTES = 64 * 1024  # An answer may have so much around a value, or of another answer.
@@ -54,7 +54,7 @@ class RedisConnector(Connector):
         """Connects to nothing yet. `tenant` is the tenant's part of the names on the server."""
         self._ttl_ms = 0 if config.ttl_s is None else max(1, round(config.ttl_s * 1000))
         self._root = f"{config.prefix}:{tenant}:e:"
-        self._server = RedisServer(config)
+        self._server = RedisClient(config)
         self.client = self._server.client
         self.call = self._server.call
 

@@ -12,10 +12,10 @@ from ragkv.errors import SessionUnavailableError
 from ragkv.runtime import Closing
 from ragkv.store import EntryKey
 
-from .tombstones import Tombstones
+from .pending_deletions import PendingDeletions
 
 if TYPE_CHECKING:
-    from .redis_storage import RedisStorage  # imports redis-py
+    from .redis_session_storage import RedisSessionStorage  # imports redis-py
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class SharedDeletions(Closing):
 
     def __init__(
         self,
-        storage: "RedisStorage",
+        storage: "RedisSessionStorage",
         folder: Path | None,
         drop: Callable[[Iterable[EntryKey]], None],
         tidy: Callable[[], None],
@@ -43,7 +43,7 @@ class SharedDeletions(Closing):
         self._storage = storage
         self._drop = drop
         self._tidy = tidy
-        self._untold = Tombstones(None if folder is None else folder / UNTOLD)
+        self._untold = PendingDeletions(None if folder is None else folder / UNTOLD)
         # when the stored blocks are compared with the conversations again, monotonic
         self._tidy_at = 0.0
         self._position = "0"  # of the last deletion that was followed

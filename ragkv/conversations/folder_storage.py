@@ -62,7 +62,9 @@ class LazyStorage:
         if not self.config.session.shared:
             return FolderStorage(self.folder, self.base)
         # By name: that room is above this one, and nobody with one machine imports it.
-        open_shared: Callable[..., SessionStorage] = resolve_name("ragkv.cluster:open_storage")
+        open_shared: Callable[..., SessionStorage] = resolve_name(
+            "ragkv.cluster:open_session_storage"
+        )
         # `EngineConfig` refuses shared sessions without a server
         return open_shared(self.config.store.redis, self.base, self.vocabulary)
 

@@ -1,6 +1,6 @@
 """The contract of a storage for the states of conversations.
 
-`folder_storage.py` keeps manifests in a folder of this machine. `cluster/redis_storage.py` keeps
+`folder_storage.py` keeps manifests in a folder of this machine. `cluster/redis_session_storage.py` keeps
 them on a server that replicas share.
 """
 

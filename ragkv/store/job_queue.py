@@ -65,8 +65,8 @@ class JobQueue(Generic[E]):
         return threading.current_thread() is self._thread
 
     def submit(self, job: Job[E], wait_s: float = 0.0) -> bool:
-        """Queue `job`; `False`, without calling anything, if its bytes do not fit or the thread is
-        closing.
+        """Queue `job`; `False`, without calling anything, if its bytes do not fit, the thread is
+        closing or it cannot begin.
 
         With `wait_s`, wait so long for room first. Then a job that exceeds the whole queue is taken
         when it is empty.
@@ -79,15 +79,20 @@ class JobQueue(Generic[E]):
         with self._changed:
             if not self._changed.wait_for(lambda: self._closing or fits(), wait_s) or self._closing:
                 return False
+            if self._thread is None:
+                thread = threading.Thread(target=self._work, name=self.name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the system has no thread to give
+                    log.warning("%s cannot begin: %s", self.name, error)
+                    return False
+                self._thread = thread
             self._pending_bytes += job.size_bytes
             parent = self._running if self.is_current else None
             self._rounds[job] = self._flushes if parent is None else self._rounds[parent]
             self._jobs.append(job)
             if job.key is not None and job.entry is not None:
                 self._entries[job.key] = job
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=self.name, daemon=True)
-                self._thread.start()
             self._changed.notify_all()
         return True
 

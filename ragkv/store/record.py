@@ -4,7 +4,7 @@
 
 The JSON names key, identity, tokens, shape and codec, and the checksum of every layer. So a read of
 one layer is verified without the others. A layer is (2, G, T, D), in the form of the entry's codec.
-On shared storage the layers are in several values (`cluster/values.py`).
+On shared storage the layers are in several values (`cluster/entry_values.py`).
 
 Damage of any kind raises `EntryDamagedError`. Another format version raises `OtherVersionError`. A
 lookup drops such an entry; a list of entries leaves it to `gc`. The checksum (xxh3_128) detects

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ragkv import Engine, Session
-from ragkv.cluster.redis_storage import RedisStorage
+from ragkv.cluster.redis_session_storage import RedisSessionStorage
 from ragkv.config import RedisConfig
 from ragkv.errors import InputError, SessionConflictError, SessionUnavailableError
 from ragkv.store import EntryKey
@@ -103,7 +103,7 @@ def test_a_state_too_large_to_be_read_again_is_refused_and_the_one_before_is_kep
 ) -> None:
     with replicas(tmp_path, config, 2) as (here, there):
         ids = talk(here, turns=1).token_ids
-        monkeypatch.setattr("ragkv.cluster.redis_storage.MANIFEST_BYTES", 100)
+        monkeypatch.setattr("ragkv.cluster.redis_session_storage.MANIFEST_BYTES", 100)
         with pytest.raises(InputError, match="at most"):
             ask(here, here.session("s"), 1)
         monkeypatch.undo()
@@ -374,8 +374,8 @@ def blocks_of(engine: Engine) -> set[EntryKey]:
     return {info.key for info in engine.store.contents.infos() if info.group}
 
 
-def _shared(engine: Engine) -> RedisStorage:
-    assert isinstance(engine.conversations.sessions.storage(), RedisStorage)
+def _shared(engine: Engine) -> RedisSessionStorage:
+    assert isinstance(engine.conversations.sessions.storage(), RedisSessionStorage)
     return engine.conversations.sessions.storage()
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ragkv.cluster import values
+from ragkv.cluster import entry_values
 from ragkv.config import RedisConfig
 from ragkv.store import TierKind
 from ragkv.store.encoding import encoded
@@ -46,6 +46,8 @@ def test_a_value_written_without_the_secret_is_refused_though_its_checksums_are_
         forged = make_entry(1)
         forged.kv.zero_()
         connector: Any = redis_tier_of(store).connector
-        for layer_group, value in enumerate(values.pack(encoded(forged), 512 * 1024, checksum)):
+        for layer_group, value in enumerate(
+            entry_values.pack(encoded(forged), 512 * 1024, checksum)
+        ):
             connector.client.hset(connector.name_of(forged.info.key), layer_group, value)
         assert hit(store, 1) is None

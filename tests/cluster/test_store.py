@@ -2,8 +2,10 @@
 remote that stalls.
 """
 
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,11 @@ import pytest
 from ragkv.config import RedisConfig, StoreConfig
 from ragkv.errors import RemoteError
 from ragkv.runtime import Closing
-from ragkv.store import Store, TierKind, open_store
+from ragkv.store import EntryKey, Store, TierKind, open_store
 from ragkv.store.encoding import encoded
 from tests.cluster.faulty_proxy import Proxy
 from tests.faults import raising
-from tests.scheduling.helpers import until
+from tests.scheduling.helpers import begin, until
 from tests.store.entries import IDENTITY, hint_of, ids_of, make_entry, read_all
 
 from .helpers import (
@@ -26,6 +28,7 @@ from .helpers import (
     redis_config,
     redis_store,
     redis_tier_of,
+    remote_tier,
     s3_config,
     unique_prefix,
 )
@@ -218,6 +221,37 @@ def test_a_deletion_that_does_not_reach_the_remote_is_repeated_until_it_does_ove
     until(lambda: behind.pending_deletions() == 0)
     assert behind.store.durable.put(make_entry(1))  # put again, it is served again
     assert holders(behind.store, 1) == {TierKind.MEMORY, TierKind.DISK, TierKind.REDIS}
+
+
+def test_what_is_stored_while_pending_deletions_are_repeated_stays(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = unique_prefix()
+    tier = remote_tier(redis_server, prefix=prefix)
+    entries = {make_entry(number).info.key: make_entry(number) for number in (1, 2)}
+    deleting = threading.Event()
+    go_on = threading.Event()
+    delete = tier.connector.delete
+
+    def slow(key: EntryKey, *content_digest: bytes) -> bool:
+        if threading.current_thread().name.endswith("-keeper"):
+            deleting.set()
+            assert go_on.wait(60)
+        return delete(key, *content_digest)
+
+    monkeypatch.setattr(tier.connector, "delete", slow)
+    tier._pending.add(*entries)
+    _, second = tier._pending.keys  # in the order in which they are deleted
+    tier._wake.set()
+    assert deleting.wait(60)
+    putting = begin(lambda: tier.put(encoded(entries[second])))
+    putting.join(0.5)  # it may have to wait
+    go_on.set()
+    putting.join(60)
+    until(lambda: not tier._pending.keys)
+    tier.close()  # the thread that repeats them has ended
+    with closing(remote_tier(redis_server, prefix=prefix)) as again:
+        assert again.contains(second)
 
 
 def test_a_remote_that_stalls_delays_neither_puts_nor_the_disk(behind: StoreBehindProxy) -> None:

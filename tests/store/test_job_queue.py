@@ -34,6 +34,21 @@ def test_a_failed_job_is_logged_and_the_next_one_runs(
     assert record.levelname == level and "kkkkkkkkkkkk" in record.getMessage()
 
 
+def test_a_job_is_refused_if_no_thread_can_begin_and_nothing_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker = JobQueue[None](100, "worker")
+    ran = []
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
+        assert not worker.submit(Job(lambda: ran.append(1), size_bytes=10))
+    assert worker.pending_bytes == 0
+    worker.flush()
+    assert worker.submit(Job(lambda: ran.append(2)))
+    worker.close()
+    assert ran == [2]
+
+
 def test_a_flush_waits_for_what_was_there_and_what_that_submits_and_for_nothing_later() -> None:
     worker = JobQueue[None](100, "worker")
     begun = threading.Event()

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from ragkv import Engine
-from ragkv.cluster import values
-from ragkv.cluster.redis_server import RedisServer as Client
+from ragkv.cluster import entry_values
+from ragkv.cluster.redis_client import RedisClient as Client
 from ragkv.config import RedisConfig
 from ragkv.conversations import manifest
 from ragkv.errors import RemoteError
@@ -200,7 +200,7 @@ def test_an_engine_computes_what_a_forged_entry_has_in_another_shape(
         kv = make_entry(1).kv.new_zeros((1, *forged.shape), dtype=info.dtype)
         entry = replace(make_entry(1), info=forged, kv=kv)
         for layer_group, value in enumerate(
-            values.pack(encoded(entry), config.group_bytes, checksum)
+            entry_values.pack(encoded(entry), config.group_bytes, checksum)
         ):
             vandal.client.hset(vandal.entry(info.key), layer_group, value)
         answer = engine.answer(question(0), [A], max_new_tokens=4)
@@ -285,7 +285,7 @@ def test_a_replayed_older_state_is_named_in_the_report(
     """It verifies, and it may be a restored backup: it is used, and the report says that it is
     older.
     """
-    monkeypatch.setattr("ragkv.cluster.redis_storage.CLOCK_SKEW_S", 0.0)
+    monkeypatch.setattr("ragkv.cluster.redis_session_storage.CLOCK_SKEW_S", 0.0)
     old = vandal.manifest("s")
     time.sleep(0.01)
     ask(engine, engine.session("s"), 1)

@@ -16,8 +16,8 @@ from ragkv.errors import EntryUnreachableError, RemoteError, StoreError
 from ragkv.store.record import Bytes, bytes_of
 from ragkv.store.tiers.lease import StoredLease
 
-from .reader import RemoteReader
-from .values import RemoteHead
+from .entry_values import RemoteHead
+from .remote_reader import RemoteReader
 
 AHEAD = 2  # So many layer groups are fetched beyond the one that is read.
 

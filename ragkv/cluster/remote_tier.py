@@ -22,13 +22,13 @@ from ragkv.store.tiers.base import Tier
 from ragkv.store.tiers.lease import Lease
 from ragkv.store.tiers.stats import Counts, TierStats
 
-from . import values
+from . import entry_values
 from .connector import Connector
+from .entry_values import RemoteHead
 from .health import Health
-from .lease import RemoteLease
-from .reader import PendingLookup, RemoteReader
-from .tombstones import Tombstones
-from .values import RemoteHead
+from .pending_deletions import PendingDeletions
+from .remote_lease import RemoteLease
+from .remote_reader import PendingLookup, RemoteReader
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class RemoteTier(Tier):
         connector: Connector,
         config: RemoteConfig,
         digest: Digest,
-        tombstones: Tombstones,
+        pending: PendingDeletions,
         read_cache_bytes: int,
     ) -> None:
         """`config` is the connector's. Never waits for the remote; see `RemoteReader` for
@@ -55,7 +55,7 @@ class RemoteTier(Tier):
         self.kind = connector.kind
         self.connector = connector
         self._digest = digest
-        self._tombstones = tombstones
+        self._pending = pending
         self._layer_group_bytes = config.group_bytes
         self._wake = threading.Event()
         self._wake.set()  # deletions may be pending
@@ -64,10 +64,11 @@ class RemoteTier(Tier):
         self.reader = RemoteReader(
             connector, config, self.health, digest, self._counts, read_cache_bytes
         )
-        self._deleting: set[EntryKey] = set()
+        self._deleting: set[EntryKey] = set()  # by calls under way
         # ahead of their leases, and when they began
         self._lookups: dict[EntryKey, tuple[PendingLookup, float]] = {}
         self._lock = threading.Lock()
+        self._deleting_pending = threading.Lock()
         self._closing = threading.Event()
         self._maintainer = threading.Thread(
             target=self._maintain, name=f"ragkv-{self.kind.value}-keeper", daemon=True
@@ -138,11 +139,10 @@ class RemoteTier(Tier):
         try:
             if self._closing.is_set():
                 return False
-            if key in self._tombstones.keys:
-                self._delete_pending(key)
+            self._delete_pending(key)
             if self.health.call(lambda: self.connector.exists(key)):
                 return True
-            packed = values.pack(entry, self._layer_group_bytes, self._digest)
+            packed = entry_values.pack(entry, self._layer_group_bytes, self._digest)
             stored = self.health.call(lambda: self.connector.put(key, packed))
         except RemoteError as error:
             log.debug("Entry %s was not stored: %s", key, error)
@@ -161,7 +161,7 @@ class RemoteTier(Tier):
         try:
             return self.health.call(lambda: self.connector.delete(key))
         except RemoteError as error:
-            self._tombstones.add(key)
+            self._pending.add(key)
             log.warning(
                 "Entry %s could not be deleted from %s yet (%s); it is not served here, and "
                 "deletion is tried again.",
@@ -211,7 +211,7 @@ class RemoteTier(Tier):
     def stats(self) -> TierStats:
         with self._lock:
             counted = asdict(self._counts)
-        health = self.health.stats(len(self._tombstones.keys))
+        health = self.health.stats(len(self._pending.keys))
         return TierStats(self.kind, None, None, None, **counted, remote=health)
 
     def close(self) -> None:
@@ -222,7 +222,7 @@ class RemoteTier(Tier):
         self.connector.close()
 
     def _is_deleted(self, key: EntryKey) -> bool:
-        return key in self._deleting or key in self._tombstones.keys
+        return key in self._deleting or key in self._pending.keys
 
     # The maintenance thread
 
@@ -232,12 +232,12 @@ class RemoteTier(Tier):
         """
         while not self._closing.is_set():
             due_s = self.health.probe_due_s()
-            self._wake.wait(RETRY_S if due_s is None and self._tombstones.keys else due_s)
+            self._wake.wait(RETRY_S if due_s is None and self._pending.keys else due_s)
             self._wake.clear()
             try:
                 self.health.probe(self.connector.ping)
                 if self.health.available and not self._closing.is_set():
-                    for key in self._tombstones.keys:
+                    for key in self._pending.keys:
                         self._delete_pending(key)
             except RemoteError as error:
                 log.debug("%s: %s", self.kind.value, error)
@@ -247,6 +247,8 @@ class RemoteTier(Tier):
                 )
 
     def _delete_pending(self, key: EntryKey) -> None:
-        """Delete what a tombstone names. Raises `RemoteError`."""
-        self.health.call(lambda: self.connector.delete(key))
-        self._tombstones.discard(key)
+        """Delete `key` if that is pending still. Raises `RemoteError`."""
+        with self._deleting_pending:  # or what is put in between would be deleted, too
+            if key in self._pending.keys:
+                self.health.call(lambda: self.connector.delete(key))
+                self._pending.discard(key)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragkv.cluster import values
-from ragkv.cluster.values import RemoteHead
+from ragkv.cluster import entry_values
+from ragkv.cluster.entry_values import RemoteHead
 from ragkv.errors import EntryDamagedError
 from ragkv.store.encoding import encoded
 from ragkv.store.record import checksum, record_of
@@ -21,7 +21,7 @@ def test_a_layer_group_has_the_fewest_layers_that_make_its_bytes(
     group_bytes: int, groups: int
 ) -> None:
     entry = encoded(make_entry(1, layers=12))  # of 128 bytes each
-    assert len(values.pack(entry, group_bytes, checksum)) == groups
+    assert len(entry_values.pack(entry, group_bytes, checksum)) == groups
 
 
 @pytest.mark.parametrize("secret", [None, "secret"])
@@ -29,17 +29,17 @@ def test_a_layer_group_has_the_fewest_layers_that_make_its_bytes(
 def test_a_value_with_a_changed_byte_is_found_damaged(
     secret: str | None, data: st.DataObject
 ) -> None:
-    digest = values.digest_of(secret)
+    digest = entry_values.digest_of(secret)
     entry = make_entry(1, layers=3)
     key = entry.info.key
-    packed = values.pack(encoded(entry), 1, digest)
+    packed = entry_values.pack(encoded(entry), 1, digest)
     layer_group = data.draw(st.integers(0, 2))
     changed = bytearray(packed[layer_group])
     at = data.draw(st.integers(0, len(changed) - 1))
     changed[at] ^= data.draw(st.integers(1, 255))
 
     def parsed(value: bytes) -> RemoteHead:
-        return values.parse_head(key, value, lambda size: value[:size], digest)
+        return entry_values.parse_head(key, value, lambda size: value[:size], digest)
 
     with pytest.raises(EntryDamagedError):
         head = parsed(bytes(changed) if layer_group == 0 else packed[0])
@@ -50,8 +50,8 @@ def test_a_value_with_a_changed_byte_is_found_damaged(
 def test_equal_content_has_one_digest_and_other_content_another() -> None:
     def content_digest(number: int, group_bytes: int = 1) -> bytes:
         entry = make_entry(number, layers=3)
-        value = values.pack(encoded(entry), group_bytes, checksum)[0]
-        return values.parse_head(
+        value = entry_values.pack(encoded(entry), group_bytes, checksum)[0]
+        return entry_values.parse_head(
             entry.info.key, value, lambda size: value[:size], checksum
         ).content_digest
 
@@ -63,4 +63,4 @@ def test_the_head_of_a_file_is_not_that_of_a_value() -> None:
     entry = make_entry(1)
     head, _ = record_of(encoded(entry))
     with pytest.raises(EntryDamagedError, match="not that of a value"):
-        values.parse_head(entry.info.key, head, lambda size: head[:size], checksum)
+        entry_values.parse_head(entry.info.key, head, lambda size: head[:size], checksum)

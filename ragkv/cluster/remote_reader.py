@@ -18,10 +18,10 @@ from ragkv.store.entry import EntryKey
 from ragkv.store.record import Bytes, Digest
 from ragkv.store.tiers.stats import Counts
 
-from . import values
+from . import entry_values
 from .connector import HEAD_BYTES, Connector
+from .entry_values import RemoteHead
 from .health import Health
-from .values import RemoteHead
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class RemoteReader:
         def first(size: int) -> bytes:
             return bytes(self.health.call(lambda: self.connector.get(key, 0, 0, size)) or b"")
 
-        return values.parse_head(key, start, first, self._digest)
+        return entry_values.parse_head(key, start, first, self._digest)
 
     def drop(self, key: EntryKey, why: EntryDamagedError, head: RemoteHead | None) -> None:
         """Delete an entry that is bad or lacks a part, unless it was written anew since `head` was

@@ -16,7 +16,7 @@ from ragkv.store.entry import EntryKey
 log = logging.getLogger(__name__)
 
 
-class Tombstones:
+class PendingDeletions:
     """The keys of pending deletions. Thread-safe."""
 
     def __init__(self, path: Path | None) -> None:

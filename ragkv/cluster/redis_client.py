@@ -91,7 +91,7 @@ _CONNECTIONS: dict[str, Any] = {  # by the scheme of a URL
 }
 
 
-class RedisServer:
+class RedisClient:
     """A client of one server."""
 
     def __init__(self, config: RedisConfig) -> None:

@@ -37,7 +37,7 @@ from ragkv.prompt.history import SessionState
 from ragkv.store import EntryKey, Identity, RemoteStats
 
 from .health import Health
-from .redis_server import RedisServer
+from .redis_client import RedisClient
 
 DELETIONS = 1_000  # how many are kept in the log, for replicas that were offline
 LOGGED = 100  # how many rows of the log of deletions come in one answer
@@ -90,7 +90,7 @@ end
 """
 
 
-class RedisStorage(SessionStorage):
+class RedisSessionStorage(SessionStorage):
     """The conversations of one tenant and model, from all replicas.
 
     Every method that reads or writes raises `SessionUnavailableError` if the server does not answer
@@ -118,7 +118,7 @@ class RedisStorage(SessionStorage):
         # skips its own deletions: the entries may have been stored again since
         self._replica = secrets.token_hex(8)
         config = replace(config, timeout_s=PATIENCE * config.timeout_s)
-        self._server = RedisServer(config)
+        self._server = RedisClient(config)
         # when the states seen here were used, by id, to notice a server that was restored
         self._seen_at: dict[str, float] = {}
         self.health = Health("redis (conversations)", longest_pause_s=PROBE_PAUSE_S)
