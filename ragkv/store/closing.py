@@ -1,4 +1,4 @@
-"""How a store is closed: by its owner, at the end of the process, or because nobody holds it."""
+"""Closes a store: by its owner, at the end of the process, or when nobody holds it any more."""
 
 import logging
 import threading

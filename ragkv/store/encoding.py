@@ -1,7 +1,7 @@
-"""How an entry is encoded for its tiers: once, so that it is rounded only once.
+"""Encodes an entry for its tiers, once, so that it is rounded only once.
 
-The identity names its codec. An entry that this codec cannot represent (NaN, infinities) is stored
-raw: it takes more bytes, and reading returns it unchanged.
+The identity names its codec. If this codec cannot represent the values (NaN, infinities), the entry
+is stored raw. Then it takes more bytes, and is read back unchanged.
 """
 
 import torch
