@@ -60,7 +60,7 @@ class TierCopies:
         """
 
         def write() -> None:
-            if not tier.put(entry):
+            if not or_none("write an entry", tier.put, entry):
                 self._count_drop()
 
         key = entry.info.key

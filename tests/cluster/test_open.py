@@ -71,14 +71,14 @@ def test_a_number_out_of_range_is_refused_by_name(change: dict[str, int]) -> Non
 @pytest.mark.parametrize(
     ("library", "connector", "config"),
     [
-        ("redis", "redis_server", StoreConfig(redis=RedisConfig(url=REDIS_URL))),
+        ("redis", "redis_client", StoreConfig(redis=RedisConfig(url=REDIS_URL))),
         ("obstore", "s3_connector", StoreConfig(s3=S3Config(bucket="b", allow_no_secret=True))),
     ],
 )
 def test_a_missing_library_is_reported_in_one_sentence_with_the_pip_line(
     library: str, connector: str, config: StoreConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("redis_server", "redis_connector", "s3_connector"):
+    for name in ("redis_client", "redis_connector", "s3_connector"):
         monkeypatch.delitem(sys.modules, f"ragkv.cluster.{name}", raising=False)
     monkeypatch.setitem(sys.modules, library, None)
     extra = {"redis": "redis", "obstore": "s3"}[library]

@@ -323,6 +323,14 @@ def test_a_failing_tier_is_a_miss_and_fails_no_request(
     assert "could not look up an entry" in caplog.text
 
 
+def test_a_write_that_raises_is_counted_as_dropped() -> None:
+    tiers = [MemoryTier(10**6, LRU()), Broken(10**6, LRU())]
+    with Store(tiers, write_buffer_bytes=10**6) as store:
+        store.put(make_entry(1))
+        store.flush()
+        assert store.stats().dropped_writes == 1
+
+
 def test_closing_twice_is_harmless_and_writes_waiting_entries(tmp_path: Path) -> None:
     store = open_store(config(tmp_path))
     for number in range(5):

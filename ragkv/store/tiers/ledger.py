@@ -124,13 +124,14 @@ class Ledger(Generic[P]):
             lease = open_slot(slot)
         finally:  # whatever was raised, nothing stays leased without a lease
             with self.lock:
-                self.counts.hits += lease is not None
-                self.counts.misses += lease is None
                 if lease is None:
+                    self.counts.misses += 1
                     self.release(slot)
-        name = self.group_of(slot.item)
-        now = self._clock()
-        self.tell(lambda policy: policy.used(name, now))
+                else:
+                    self.counts.hits += 1
+                    name = self.group_of(slot.item)
+                    now = self._clock()
+                    self.tell(lambda policy: policy.used(name, now))
         return lease
 
     def release(self, slot: Slot[P]) -> None:
