@@ -118,7 +118,7 @@ def _actions(world: World) -> dict[str, Callable[[], torch.Tensor]]:
         return torch.tensor(made.token_ids)
 
     def encode() -> torch.Tensor:
-        with engine.idle_time.encoding():
+        with engine.parts.idle_time.encoding():
             made = encoder.chunks(world.chunks[:2])
         return torch.cat([entry.kv.flatten() for entry in made])
 

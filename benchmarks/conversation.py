@@ -253,7 +253,7 @@ class Bench:
 
     @staticmethod
     def _prefill(engine: Engine, session: Session, question: list[int], depth: int | None) -> Any:
-        engine.fusor._ahead = depth
+        engine.parts.fusor.read_ahead_layers = depth
         return engine.prefill(question, session=session)
 
     @staticmethod

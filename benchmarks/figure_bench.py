@@ -97,4 +97,4 @@ class Bench:
     @cached_property
     def profile(self) -> Any:
         path = self.options.profile
-        return self.engine.profiler.measure(quick=True) if path is None else profile_in(path)
+        return self.engine.parts.profiler.measure(quick=True) if path is None else profile_in(path)

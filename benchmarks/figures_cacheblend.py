@@ -131,8 +131,8 @@ def placement(bench: Bench) -> Iterator[Row]:
             config = EngineConfig(settings, controller=ControllerConfig(False, ratio is None))
             store = store_of(settings, partial(_with_disk_of, speed))
             engine = stack.enter_context(Engine(bench.engine.model, config=config, store=store))
-            profile = profile or engine.profiler.measure(quick=True)
-            engine.profiler.use(profile)
+            profile = profile or engine.parts.profiler.measure(quick=True)
+            engine.parts.profiler.use(profile)
             for entry in encoded if name != "new" else ():
                 (store.tiers[-1] if name[0] == "n" else store).put(entry)
             engine.flush()
@@ -175,11 +175,11 @@ def together(bench: Bench) -> Iterator[Row]:
     def both(prompts: list[list[list[int]]], rows: int) -> tuple[float, float]:
         joint_prefills.JOINT_ROWS = rows
         with ThreadPoolExecutor(len(prompts)) as pool:
-            with engine.scheduler.computing():
+            with engine.parts.scheduler.computing():
                 waiting = [
                     pool.submit(engine.prefill, QUESTION, chunks, ratio=0.15) for chunks in prompts
                 ]
-                while len(engine.scheduler.prefills._waiting) < len(prompts) and not any(
+                while engine.parts.scheduler.prefills.waiting < len(prompts) and not any(
                     one.done() for one in waiting
                 ):
                     time.sleep(0.01)

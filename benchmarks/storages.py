@@ -50,7 +50,7 @@ class Storage:
         self.engine = world.engine
         # `World` hides what remote tiers measured
         vars(world.engine.store).pop("speeds", None)
-        self.engine.profiler.measure(quick=True)
+        self.engine.parts.profiler.measure(quick=True)
         if bandwidth is not None:
             self.engine.store.tiers[0].bandwidth_bytes_per_s = bandwidth
 
@@ -67,7 +67,7 @@ class Storage:
             found = [engine.store.lease(identity, chunk) for chunk in self._world.chunks]
             leases = [held.enter_context(lease) for lease in found if lease is not None]
             began = time.perf_counter()
-            with engine.fusor.reader(leases, 8) as reader:
+            with engine.parts.fusor.reader(leases, 8) as reader:
                 for layer in range(layers):
                     reader.layer(layer)
             return time.perf_counter() - began, sum(lease.stored_bytes for lease in leases)

@@ -128,7 +128,9 @@ def main() -> None:
         prompts = _prepare(folder, options)
         longest = ["--max-model-len", str(options.chunks * options.tokens + 1024)]
         how = ["--dtype", options.dtype, *longest, *options.vllm]
-        extra = {"home": str(folder / "home"), "packed_bytes": options.packed_bytes}
+        extra: dict[str, Any] = {"home": str(folder / "home")}
+        if options.packed_bytes is not None:
+            extra["packed_bytes"] = options.packed_bytes
         servers = ((BASE_PORT, []), (BASE_PORT + 1, _with_connector(extra)))
 
         def started(arguments: Sequence[str]) -> list[VLLMServer]:
@@ -329,7 +331,7 @@ def _options() -> argparse.Namespace:
         help="of all clients, for requests a second; 0: these are not measured",
     )
     parser.add_argument(
-        "--packed-bytes", type=int, default=0, help="of ragkv's copies of weights, 0 by default"
+        "--packed-bytes", type=int, help="of ragkv's copies of weights; by default the connector's"
     )
     parser.add_argument("--vllm", nargs="*", default=[], help="further arguments for both servers")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))

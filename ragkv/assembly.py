@@ -72,8 +72,8 @@ class Parts:
     def close(self) -> None:
         """Stop the threads, then close what they use. An error of one part keeps no other open.
 
-        Garbage collection may call this on a thread that is to be stopped, or that computes for
-        another engine. Then another thread closes what that one uses, once it has ended.
+        On a thread that computes, or that is to be stopped, another thread closes what that one
+        uses, once it has ended.
         """
         if self.idle_time.compute.lock.is_mine:
             self._close_elsewhere()
@@ -89,6 +89,15 @@ class Parts:
                 if not self.entries.background.close():
                     used.pop_all()
                     self._close_elsewhere()
+
+    def close_dropped(self) -> None:
+        """Close the parts of an engine that nobody closed: the process ends, or nobody holds it."""
+        if not threading.main_thread().is_alive():  # the process ends
+            self.close()
+            return
+        log.warning("An engine was dropped without being closed, and is closed now: call `close`.")
+        # The garbage collector may call this on a thread that holds a lock which closing waits for.
+        self._close_elsewhere()
 
     def _close_elsewhere(self) -> None:
         threading.Thread(target=self.close, name="ragkv-closer").start()

@@ -41,9 +41,8 @@ from .types import Answer, Chunk, TokenEvent
 class Engine(Closing):
     """One model, its store, and the path from question to answer.
 
-    `entries` and `conversations` are the doors to what is stored. The other attributes are for those
-    who measure or serve: the `model` that engines share, the `intake` of requests, the `store`, the
-    `scheduler` with its `idle_time`, the `fusor`, and the `controller` with its `profiler`.
+    `entries` and `conversations` are the doors to what is stored. Engines may share the `model`. The
+    `intake`, the `store` and all other `parts` are for those who measure or serve.
     """
 
     def __init__(
@@ -67,19 +66,12 @@ class Engine(Closing):
         if not isinstance(model, SharedModel):
             model = SharedModel.of(model, tokenizer, config)
         self.model = model
-        parts = assembled(model, config, backend, store)
-        self._parts = parts
-        self.intake = parts.intake
-        self.store = parts.store
-        self.scheduler = parts.scheduler
-        self.idle_time = parts.idle_time
-        self.fusor = parts.fusor
-        self.controller = parts.controller
-        self.profiler = parts.profiler
-        self._backend = parts.backend
-        # Also runs when the engine is garbage-collected or the process ends: no thread may be
-        # inside the model then.
-        self._shut = weakref.finalize(self, parts.close)
+        self.parts = assembled(model, config, backend, store)
+        self.intake = self.parts.intake
+        self.store = self.parts.store
+        # Runs when the engine is garbage-collected or the process ends: no thread may be inside the
+        # model then.
+        self._unclosed = weakref.finalize(self, self.parts.close_dropped)
         # this thread loaded and packed weights; another one may compute next
         openmp.release_threads()
 
@@ -195,9 +187,9 @@ class Engine(Closing):
         Without `adds_turn` the session is only read: no turn is added.
         """
         check_kind("session", session, Session, type(None))
-        self._backend.check(request)
+        self.parts.backend.check(request)
         with ExitStack() as held:
-            held.enter_context(self.scheduler.request())
+            held.enter_context(self.parts.scheduler.request())
             adds_turn = adds_turn and session is not None
             sessions = self.conversations.sessions
             if session is not None:
@@ -209,7 +201,7 @@ class Engine(Closing):
             past = (session.history, session.notes) if session else ()
             prompt = self.intake.prompt(request, *past)
             task = Task(request, prompt, session.session_id if session else "", adds_turn)
-            answer = held.enter_context(self._backend.started(task))
+            answer = held.enter_context(self.parts.backend.started(task))
             turn = None
             if session is not None and adds_turn:
                 turn = held.enter_context(sessions.turn(session, task, answer.report))
@@ -255,13 +247,13 @@ class Engine(Closing):
         closed.
         """
         self._check_open()
-        return self._parts.entries
+        return self.parts.entries
 
     @property
     def conversations(self) -> Conversations:
         """All conversations: list, open, delete. Raises `RagKVError` once closed."""
         self._check_open()
-        return self._parts.conversations
+        return self.parts.conversations
 
     def warm(
         self,
@@ -286,24 +278,25 @@ class Engine(Closing):
 
     def stats(self) -> EngineStats:
         """What the engine is and what its store holds."""
-        return EngineStats.of(self.model, self._parts)
+        return EngineStats.of(self.model, self.parts)
 
     def settle(self, work: Work) -> None:
         """Return when missed chunks are stored, when another request begins, or when `work` is
         over.
         """
-        self._parts.entries.background.settle(work)
+        self.parts.entries.background.settle(work)
 
     def flush(self) -> None:
         """Return when missed chunks are encoded and everything that waits is written."""
-        self._parts.entries.background.flush()
-        self._parts.conversations.flush()
+        self.parts.entries.background.flush()
+        self.parts.conversations.flush()
         self.store.flush()
 
     def close(self) -> None:
         """Write what is computed and release the store. Calling it twice is harmless."""
-        self._shut()
+        if self._unclosed.detach() is not None:
+            self.parts.close()
 
     def _check_open(self) -> None:
-        if not self._shut.alive:
+        if not self._unclosed.alive:
             raise RagKVError("The engine is closed; build a new one.")

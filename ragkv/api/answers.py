@@ -83,7 +83,7 @@ class AnswerJob:
         engine = self.tenant.engine
         collections = self.tenant.collections
         deletions = collections.deletions
-        with engine.scheduler.request(), collections.lease(wanted.collection, param) as rag:
+        with engine.parts.scheduler.request(), collections.lease(wanted.collection, param) as rag:
             hits = rag.retrieve(
                 question,
                 wanted.k,

@@ -63,7 +63,7 @@ class Tenant(Closing):
         ahead of the model.
         """
         with acquired(self._preparing, check):
-            self.engine.scheduler.wait_for_room(check)
+            self.engine.parts.scheduler.wait_for_room(check)
             yield
 
     def unread_passages(self, check: Check) -> tuple[str, ...]:
@@ -154,7 +154,7 @@ class Tenants(Closing):
     @property
     def idle_time(self) -> IdleTime:
         """When no answer runs on the model, of any tenant."""
-        return self._engine.idle_time
+        return self._engine.parts.idle_time
 
     @property
     def splitter(self) -> Splitter | None:

@@ -23,8 +23,8 @@ def profile(
     """Measure prefill, recompute and loading here, more exactly than an engine does by itself."""
     with options.engine() as engine:
         with output.progress("measuring") as on_progress:
-            measured = engine.profiler.measure(quick=quick, on_progress=on_progress)
-        path = engine.profiler.present.file
+            measured = engine.parts.profiler.measure(quick=quick, on_progress=on_progress)
+        path = engine.parts.profiler.present.file
         dtype_why = engine.stats().dtype_why
     if as_json:
         print_json({**dataclasses.asdict(measured), "dtype_why": dtype_why, "file": path})

@@ -184,7 +184,7 @@ def save(engine: Engine, result: GateResult) -> Path | None:
 
     Returns the file, or `None` if the engine has no directory.
     """
-    engine.controller.methods.gate_result = result
+    engine.parts.controller.methods.gate_result = result
     directory = engine.config.store.directory
     measured_as = engine.entries.identity
     return (
@@ -236,7 +236,7 @@ def _settings(
     """Every selector at every ratio."""
     chosen = {one.name: one for one in map(make_selector, selectors)}
     if not chosen:
-        names = dict.fromkeys((engine.controller.methods.of({}).selector.name, *SELECTORS))
+        names = dict.fromkeys((engine.parts.controller.methods.of({}).selector.name, *SELECTORS))
         made = [make_selector(name) for name in names if name != "all"]
         chosen = {one.name: one for one in made}
     ascending = sorted(set(ratios))

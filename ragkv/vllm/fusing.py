@@ -150,7 +150,7 @@ class FusingQueue(Closing):
         """Whether the tokens to recompute depend on the question, so that ragkv must compute it
         too.
         """
-        selector = engine.controller.methods.of(found.options).selector
+        selector = engine.parts.controller.methods.of(found.options).selector
         return found.promised == len(found.token_ids) - 1 or isinstance(selector, AskingSelector)
 
 

@@ -155,7 +155,7 @@ class PromptScheduler:
         if (seen := self._requests.get(request.request_id)) is not None:
             return seen
         if not self._requests:
-            self._busy.enter_context(self._engine.scheduler.request())
+            self._busy.enter_context(self._engine.parts.scheduler.request())
         seen = self._requests[request.request_id] = _Seen(Wish(reuse="none"))
         why = ""
         salt = request.cache_salt or ""
@@ -240,7 +240,7 @@ class PromptScheduler:
 
     def _answer(self, name: str) -> dict[str, Any]:
         """What a request gets that asks for a report; it is kept no longer."""
-        method = self._engine.controller.methods.of({})
+        method = self._engine.parts.controller.methods.of({})
         ratio = None if method.controlled else method.ratio
         identity = self._engine.entries.encoder.identity
         answer: dict[str, Any] = connector_answer(

@@ -74,8 +74,9 @@ class ConnectorSettings:
                 bool(remote) and store.directory is not None and not Path(store.directory).is_dir()
             )
             store = replace(store, directory=None) if alone else replace(store, read_only=True)
-        # vLLM plans the machine's memory
-        packed_bytes = config.packed_bytes if "packed_bytes" in values else 0
+        # On a GPU vLLM plans all memory; on a CPU it plans that of its KV cache alone.
+        is_given = "packed_bytes" in values or device == "cpu"
+        packed_bytes = config.packed_bytes if is_given else 0
         if store.read_only and session.directory is None:  # another process writes to the store
             session = replace(session, directory=str(Path(settings.home) / "vllm"))
         # a turn finds its history as vLLM's prefix cache would have it

@@ -130,7 +130,7 @@ def test_chunks_that_load_slower_than_they_compute_are_computed_and_the_report_s
     redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Network(redis_server, unique_prefix()) as network:
-        network.engine.profiler.measure(quick=True)
+        network.engine.parts.profiler.measure(quick=True)
         network.engine.prefill(Q, [A, B, C])  # no speed was measured before
         monkeypatch.setattr(network.engine.store.tiers[-1], "speed", lambda: 20e3)
         for how in ({}, {"ratio": 0.3}):

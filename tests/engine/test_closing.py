@@ -2,6 +2,7 @@
 the process ends.
 """
 
+import gc
 import subprocess
 import sys
 import threading
@@ -89,6 +90,30 @@ def test_an_engine_that_is_closed_on_its_own_encoder_thread_gives_its_directory_
         if thread.name == "ragkv-closer":
             thread.join(60)
     assert encoder_thread == ["ragkv-encoder"]
+    open_store(config).close()
+
+
+def test_a_dropped_engine_says_so_and_is_closed_on_a_thread_that_holds_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = StoreConfig(directory=str(tmp_path))
+    engine = engine_of(store=config)
+    closed_by = list[str]()
+    conversations = engine.conversations
+    close = conversations.close
+
+    def closing() -> None:
+        closed_by.append(threading.current_thread().name)
+        close()
+
+    monkeypatch.setattr(conversations, "close", closing)
+    del engine
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "ragkv-closer":
+            thread.join(60)
+    assert closed_by == ["ragkv-closer"]
+    assert "dropped without being closed" in caplog.text
     open_store(config).close()
 
 

@@ -97,7 +97,7 @@ class TestClosing:
 
 
 def test_requests_go_before_background_encoding(engine: Engine) -> None:
-    with engine.scheduler.request():
+    with engine.parts.scheduler.request():
         engine.prefill(Q, [A])
         engine.prefill(Q, [B])
         assert stored(engine, A) is None

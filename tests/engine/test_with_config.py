@@ -52,7 +52,7 @@ def test_two_engines_on_one_model_share_its_weights_and_no_entries_or_sessions(
     first: Engine, second: Engine
 ) -> None:
     assert second.model.adapter is first.model.adapter
-    assert second.scheduler.batch is first.scheduler.batch
+    assert second.parts.scheduler.batch is first.parts.scheduler.batch
     first.warm(CHUNKS)
     assert answer(first).reuse.missed_chunks == 0
     assert answer(second).reuse.missed_chunks == len(CHUNKS)
@@ -121,7 +121,7 @@ def test_an_engine_that_is_collected_while_another_one_computes_is_closed_elsewh
     other.warm(CHUNKS)
 
     def collect() -> None:
-        with first.scheduler.computing():
+        with first.parts.scheduler.computing():
             other.close()
 
     closing = threading.Thread(target=collect, daemon=True)

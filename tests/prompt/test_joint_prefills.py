@@ -26,9 +26,9 @@ PROMPTS = {"attention": [B, A], "hkvd-gradual": [C, B, A], "first-k": [A, C, B, 
 def together(engine: Engine, asks: Sequence[Callable[[], Any]]) -> list[Any]:
     """What `asks` return or raise, all of which wait for the model of `engine` at the same time."""
     with ThreadPoolExecutor(len(asks)) as pool:
-        with engine.scheduler.computing():
+        with engine.parts.scheduler.computing():
             futures = [pool.submit(ask) for ask in asks]
-            until(lambda: engine.scheduler.prefills.waiting == len(asks))
+            until(lambda: engine.parts.scheduler.prefills.waiting == len(asks))
         return [future.exception() or future.result() for future in futures]
 
 

@@ -79,7 +79,7 @@ def test_a_cancelled_task_cancels_its_request_and_the_session_is_as_it_was(engin
             await task
 
     asyncio.run(cancelled())
-    until(lambda: not engine.idle_time.busy)
+    until(lambda: not engine.parts.idle_time.busy)
     assert session.turns == 0
 
 
@@ -89,7 +89,7 @@ def test_a_stream_that_is_closed_early_ends_its_request(engine: Engine) -> None:
             return await anext(events)
 
     assert asyncio.run(first()).token_id >= 0
-    until(lambda: not engine.idle_time.busy)
+    until(lambda: not engine.parts.idle_time.busy)
 
 
 def test_an_error_of_the_request_is_raised_in_the_task(engine: Engine) -> None:

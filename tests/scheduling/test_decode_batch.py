@@ -90,7 +90,7 @@ def through(batch: DecodeBatch, adapter: Adapter, length: int, owner: str = "") 
 
 
 def batch_of(engine: Engine) -> DecodeBatch:
-    return engine.scheduler.batch
+    return engine.parts.scheduler.batch
 
 
 def at_rest(batch: DecodeBatch) -> bool:

@@ -192,7 +192,7 @@ def held(engine: Engine) -> dict[str, int]:
         "waiting": stats.waiting,
         "admitted": stats.admitted,
         "announced": engine.store.stats().announced,
-        "requests": int(engine.idle_time.busy),
+        "requests": int(engine.parts.idle_time.busy),
         "computing": int(engine.model.compute.lock.held),
     }
 
@@ -276,13 +276,13 @@ class TestCancellation:
     ) -> None:
         session = engine.session("s")  # the reference keeps the session object alive
         hold, waits = {
-            "behind a turn of its session": (session.lock, lambda: engine.idle_time.busy),
+            "behind a turn of its session": (session.lock, lambda: engine.parts.idle_time.busy),
             "in the queue": (
-                engine.scheduler.admitted(Work()),
+                engine.parts.scheduler.admitted(Work()),
                 lambda: engine.stats().queue.waiting == 1,
             ),
             "for the compute lock": (
-                engine.scheduler.computing(),
+                engine.parts.scheduler.computing(),
                 lambda: held(engine)["leases"] >= 2,
             ),
         }[where]
@@ -344,7 +344,7 @@ class TestCancellation:
         cancellation = Cancellation("cancel", monkeypatch)
         cancellation.now()
         monkeypatch.setattr(
-            engine._backend.prefiller, "prefill", lambda *_: pytest.fail("nothing may be computed")
+            engine.parts.backend.prefiller, "prefill", lambda *_: pytest.fail("nothing may be computed")
         )
         self.answer(engine, cancellation).join(60)
         assert self.was_cancelled and held(engine) == NOTHING
@@ -411,7 +411,7 @@ class TestPrefetching:
     def ask_behind_another(self, engine: Engine, ask: Callable[[], Any], entries: int) -> Any:
         """The result of `ask`, which waits in the queue until `entries` entries are in memory."""
         got: list[Any] = []
-        with engine.scheduler.admitted(Work()):
+        with engine.parts.scheduler.admitted(Work()):
             thread = begin(lambda: got.append(ask()))
             until(lambda: engine.stats().store.tiers[0].entries == entries)
         thread.join(60)

@@ -165,7 +165,7 @@ class TestDeletion:
     def test_deleting_a_chunk_that_waits_to_be_encoded_keeps_it_out_of_the_store(
         self, engine: Engine
     ) -> None:
-        with engine.scheduler.request():  # background encoding waits
+        with engine.parts.scheduler.request():  # background encoding waits
             assert engine.prefill(Q, [A, B]).reuse.missed_chunks == 2
             assert engine.delete([A]) == 0
         engine.flush()
@@ -335,7 +335,7 @@ class TestWaiting:
     ) -> None:
         monkeypatch.setattr(background_module, "MOST_WAITING", 2)
         background = engine.entries.background
-        with engine.scheduler.request():  # background encoding waits
+        with engine.parts.scheduler.request():  # background encoding waits
             for chunk in (A, B, C):
                 background.add(tuple(chunk))
         background.flush()

@@ -44,9 +44,9 @@ def test_another_tenant_computes_before_the_chunk_is_complete(
         other = engine.with_config(EngineConfig(store=StoreConfig(tenant="second")))
 
         def compute() -> None:
-            with other.scheduler.computing():
+            with other.parts.scheduler.computing():
                 seen.append(engine.store.lease(identity, tuple(A)) is None)
-                owners.append(engine.scheduler.batch.lock.owners)
+                owners.append(engine.parts.scheduler.batch.lock.owners)
 
         def background() -> None:
             engine.entries.background.add(tuple(A))
