@@ -31,9 +31,8 @@ from .prompt import (
     StartedAnswer,
     Task,
 )
-from .runtime import Check, Closing, no_check, openmp
+from .runtime import Check, Claim, Closing, no_check, openmp
 from .runtime.arguments import check_kind
-from .scheduling import Work
 from .store import Store
 from .types import Answer, Chunk, TokenEvent
 
@@ -111,7 +110,7 @@ class Engine(Closing):
         *_, answer = self._events(request, session)
         assert isinstance(answer, Answer)
         if answer.reuse.missed_chunks:
-            self.settle(request.work)
+            self.settle(request.claim)
         return answer
 
     def stream(
@@ -138,7 +137,7 @@ class Engine(Closing):
                 request.on_prefill(answer.report)
             for event in answer.events:
                 if isinstance(event, TokenEvent):  # a complete answer is handed out even later
-                    request.work.check()
+                    request.claim.check()
                 yield event if turn is None else turn.follow(event)
 
     def prefill(
@@ -195,7 +194,7 @@ class Engine(Closing):
             if session is not None:
                 sessions.check_usable(session)
                 if adds_turn:
-                    held.enter_context(session.held(request.work.check))
+                    held.enter_context(session.held(request.claim.check))
                 else:
                     sessions.bring_up_to_date(session)
             past = (session.history, session.notes) if session else ()
@@ -280,11 +279,11 @@ class Engine(Closing):
         """What the engine is and what its store holds."""
         return EngineStats.of(self.model, self.parts)
 
-    def settle(self, work: Work) -> None:
-        """Return when missed chunks are stored, when another request begins, or when `work` is
+    def settle(self, claim: Claim) -> None:
+        """Return when missed chunks are stored, when another request begins, or when `claim` is
         over.
         """
-        self.parts.entries.background.settle(work)
+        self.parts.entries.background.settle(claim)
 
     def flush(self) -> None:
         """Return when missed chunks are encoded and everything that waits is written."""

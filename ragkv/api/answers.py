@@ -118,7 +118,7 @@ class AnswerJob:
         prefills: list[PromptReport] = []
         answer: Answer | None = None
         tokens = 0
-        options["deadline_s"] = self.context.work.remaining_s()
+        options["deadline_s"] = self.context.claim.remaining_s()
         options["cancel"] = self.context.cancelled
         options["on_prefill"] = prefills.append
         options["title"] = self.title

@@ -64,8 +64,8 @@ class RateLimiter:
         with self._lock:
             for what in ("tokens", "requests"):
                 limit = getattr(principal.rate, f"{what}_per_minute")
-                window = self._windows[principal.key_id, what]
-                if limit is not None and (waits_s := window.wait_s(limit, now)) > 0:
+                used = self._windows[principal.key_id, what]
+                if limit is not None and (waits_s := used.wait_s(limit, now)) > 0:
                     after_s = max(1, math.ceil(waits_s))
                     message = (
                         f"This key may use {limit} {what} a minute, and has used them. Ask again "
@@ -73,7 +73,7 @@ class RateLimiter:
                     )
                     raise ApiError(429, message, "rate_limit_exceeded", retry_after_s=after_s)
             if principal.rate.requests_per_minute is not None:
-                window.count(1, now)
+                self._windows[principal.key_id, "requests"].count(1, now)
 
     def charge_tokens(self, principal: Principal, tokens: int) -> None:
         """Count the tokens of a finished answer, also above the limit."""

@@ -17,13 +17,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from anyio import CancelScope, CapacityLimiter, to_thread
+from anyio import CancelScope, CapacityLimiter, current_time, to_thread
 from starlette.requests import Request
 
 from ragkv.errors import CancelledError
-from ragkv.runtime import Check, PausingCheck, openmp, release_memory
+from ragkv.runtime import Check, Claim, PausingCheck, openmp, release_memory
 from ragkv.runtime.thread_stream import Channel
-from ragkv.scheduling import Work
 
 from .errors import ApiError
 from .settings import QueueConfig
@@ -50,9 +49,10 @@ class WorkContext:
         """`deadline_s` counts from now; `None`: no deadline."""
         self.request = request
         self.cancelled = threading.Event()  # set once the result is no longer needed
-        self.work = Work(self.tenant, deadline_s, self.cancelled)
-        self.check = self.work.check  # long work calls it between batches
-        self.waiting = CancelScope()  # in which it waits for a thread
+        self.claim = Claim(self.tenant, deadline_s, self.cancelled)
+        self.check = self.claim.check  # long work calls it between batches
+        # in which it waits for a thread
+        self.waiting = CancelScope(deadline=current_time() + (deadline_s or math.inf))
         self.shutting_down = False  # whether it was the server that cancelled the work
         self._loop = asyncio.get_running_loop()
 
@@ -242,6 +242,7 @@ class WorkerPool:
                     return await to_thread.run_sync(
                         self._on_thread, context, work, limiter=self._threads
                     )
+            context.check()  # its deadline passed
             raise CancelledError("The request was cancelled while it waited.")
         except (CancelledError, asyncio.CancelledError):
             if context.shutting_down:

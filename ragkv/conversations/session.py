@@ -105,9 +105,9 @@ class Session:
             if not self.deleted:
                 raise
 
-    def fork(self, session_id: str) -> "Session":
+    def fork(self, session_id: str, check: Check = no_check) -> "Session":
         """A new conversation with the same past; both share its blocks. Raises `InputError` if that
-        id has turns.
+        id has turns, and what `check` raises while a turn of that one is waited for.
         """
         with self.sessions.blocks.copied(self) as past:  # without a turn that is under way
             other = self.sessions.open(session_id)
@@ -116,7 +116,7 @@ class Session:
                     f"{session_id!r} is the id of the conversation to be forked itself: choose "
                     "another."
                 )
-            with other.held():
+            with other.held(check):
                 if other.turns:
                     raise InputError(
                         f"There is a conversation {session_id!r} already: choose another id, or "
@@ -143,11 +143,11 @@ class Session:
                 self, lambda state: replace(state, turns=past[:-turns], history=began)
             )
 
-    def discard(self, ranges: Iterable[tuple[int, int]]) -> int:
+    def discard(self, ranges: Iterable[tuple[int, int]], check: Check = no_check) -> int:
         """Drop these ranges of indices from the history now; returns how many tokens were
-        dropped.
+        dropped. Raises what `check` raises while a turn is waited for.
         """
-        with self.held():
+        with self.held(check):
             history = self.state.history
             dropped = merged(ranges, len(history))
             return self._replace(history.without(dropped) if dropped else history)

@@ -55,6 +55,7 @@ class Sessions:
         default_factory=WeakValueDictionary, init=False
     )
     _swept_at: float = field(default=0.0, init=False)
+    _sweeping: set[str] = field(default_factory=set, init=False)  # ids that wait to be cleared
 
     def open(self, session_id: str, ttl_s: float | None = None) -> Session:
         """The conversation of that id, new or as it stands. A given `ttl_s` applies from now on."""
@@ -134,7 +135,7 @@ class Sessions:
         """A turn of `session`, which the caller holds, from its prompt's KV on. One that does not
         end leaves the session as it was.
         """
-        with Turn(self, session, task, report) as turn, self.blocks.used_by(turn):
+        with Turn(session, task, report) as turn, self.blocks.used_by(turn):
             turn.begin()
             yield turn
 
@@ -161,7 +162,7 @@ class Sessions:
 
         If it raises, the session's state is unchanged.
         """
-        # In one step with what `_set_ttl` saves; but nothing waits for a server under the lock.
+        # `_set_ttl` saves under the lock, too. A server is not waited for under it.
         with nullcontext() if self.storage().shared else self._lock:
             before = session.state
             state = replace(change(before), used_at=self.clock())
@@ -216,12 +217,20 @@ class Sessions:
             if abs(now - self._swept_at) < SWEEP_S:  # a clock may be set back
                 return
             self._swept_at = now
-        for summary in filter(self.idle_too_long, self.storage().summaries()):
-            self.blocks.writer.then(partial(self._clear_idle, summary.session_id))
+        idle = {one.session_id for one in self.storage().summaries() if self.idle_too_long(one)}
+        with self._lock:
+            new = idle - self._sweeping
+            self._sweeping |= new
+        for session_id in new:
+            self.blocks.writer.then(partial(self._clear_idle, session_id))
 
     def _clear_idle(self, session_id: str) -> None:
-        with suppress(SessionUnavailableError):  # the next sweep tries again
-            self.open(session_id)  # opening an expired session clears it
+        try:
+            with suppress(SessionUnavailableError):  # the next sweep tries again
+                self.open(session_id)  # opening an expired session clears it
+        finally:
+            with self._lock:
+                self._sweeping.discard(session_id)
 
     def _load(self, session: Session) -> None:
         """Take the session's state from the storage, if it has another one."""

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ragkv.prompt import Prompt, PromptReport, Request, Task, TurnKV
 from ragkv.prompt.history import (
@@ -32,21 +31,16 @@ from ragkv.types import Answer, TokenEvent
 
 from .session import Session
 
-if TYPE_CHECKING:
-    from .sessions import Sessions
-
 
 class Turn(Closing):
     """A turn of a conversation, which cuts the KV that it makes into blocks."""
 
-    def __init__(
-        self, sessions: "Sessions", session: Session, task: Task, report: PromptReport
-    ) -> None:
+    def __init__(self, session: Session, task: Task, report: PromptReport) -> None:
         """The session is held, and the prompt's KV is complete. Nothing is saved yet."""
         prompt = task.prompt
         assert prompt.history is not None
-        self._sessions = sessions
-        self._writer = sessions.blocks.writer
+        self._sessions = session.sessions
+        self._writer = session.sessions.blocks.writer
         self._session = session
         self._before = session.state
         self._prompt = prompt
@@ -54,7 +48,7 @@ class Turn(Closing):
         self._parts = _parts(prompt, task.request)
         self._made = report.turn_kv
         self._title = task.request.title
-        self._work = task.work
+        self._claim = task.claim
         self._ids = list(prompt.token_ids)
         self._prefix_digest = ids_digest(prompt.prefix)
         self._chain = Chain(prompt.prefix)
@@ -215,7 +209,7 @@ class Turn(Closing):
             left_s = until - time.monotonic()
             if self._unsaved[0](min(max(0.0, left_s), POLL_S)):
                 self._unsaved.popleft()
-            elif left_s <= 0.0 or self._work.is_over:
+            elif left_s <= 0.0 or self._claim.is_over:
                 return
 
     def _wait_for_writer(self) -> tuple[str, ...]:

@@ -143,7 +143,9 @@ class Fusor:
                 left[0].ended = error
             else:
                 log.warning(
-                    "A pass over %d prompts failed (%s); each is computed alone.", len(left), error
+                    "A pass over %d prompts failed; each is computed alone.",
+                    len(left),
+                    exc_info=True,
                 )
 
     def learn(self, passed: PassResult) -> None:

@@ -51,6 +51,13 @@ class Span:
     offset: int = 0  # the first token of the entry that is used
     why: str | None = None  # why a chunk is computed
 
+    @property
+    def is_missed(self) -> bool:
+        """Whether it is a chunk that should be reused and is not stored."""
+        return (
+            self.chunk is not None and self.lease is None and self.state is not SpanState.COMPUTED
+        )
+
     def __len__(self) -> int:
         return self.stop - self.start
 

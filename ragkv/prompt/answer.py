@@ -34,7 +34,7 @@ class ActiveAnswer:
         request = task.request
         self._request = request
         self._most_tokens = task.prompt.answer_tokens
-        self._elapsed_s = task.work.elapsed_s
+        self._elapsed_s = task.claim.elapsed_s
         self._report = report
         self._text = TextStream(tokenizer, request.stop, as_written=request.raw)
         self._logprobs: list[TokenLogprob] = []
@@ -113,7 +113,7 @@ class OwnModel:
         """Fuse and compute the prompt, then decode."""
         tokens = len(task.prompt.token_ids)
         with self.prefiller.scheduler.admitted(
-            task.work, tokens, lambda: self.prefiller.lookup.hint(task)
+            task.claim, tokens, lambda: self.prefiller.lookup.hint(task)
         ):
             prefill = self.prefiller.prefill(task)
         with closing(self._decode(task, prefill)) as events:
@@ -122,7 +122,7 @@ class OwnModel:
     def _decode(self, task: Task, prefill: Prefill) -> AnswerEvents:
         """The events of a prefilled request's answer: tokens, then the `Answer`."""
         grammar = task.request.grammar
-        constraint = None if grammar is None else grammar.start(task.work.owner)
+        constraint = None if grammar is None else grammar.start(task.claim.owner)
         ends = (
             end_tokens(self.model.adapter.model, self.model.tokenizer)
             if constraint is None
@@ -152,7 +152,7 @@ class OwnModel:
         drafts.add(answer.tokens[-1])
         prepared = () if answer.constraint is None else (answer.constraint.prepare,)
         record = prefill.turn_kv.record if prefill.turn_kv else None
-        with batch.slot(prefill.kv, record, task.work.owner) as slot:
+        with batch.slot(prefill.kv, record, task.claim.owner) as slot:
             while not answer.ended:
                 tried = drafts.propose(slot.room)
                 rows = slot.verify(answer.tokens[-1], tried, meanwhile=prepared)

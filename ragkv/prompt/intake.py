@@ -15,9 +15,9 @@ from ragkv.model.decode.sampling import GREEDY, SETTINGS, Sampling
 from ragkv.model.decode.stopping import TextStream
 from ragkv.prompt.constraints import ResponseFormat
 from ragkv.prompt.history import History
+from ragkv.runtime import Claim
 from ragkv.runtime.arguments import check_kind
 from ragkv.runtime.outside_text import encode
-from ragkv.scheduling import Work
 from ragkv.types import Chunk, Text
 
 from .prompt import Prompt, lay_out
@@ -97,12 +97,12 @@ class Intake:
         Raises `InputError`, also for an option that is not in `known`.
         """
         _check_names(options, known)
-        work = self._work(options)
+        claim = self.claim(options)
         request = Request(
             question=self.encode(question),
             chunks=self.chunks(chunks),
             method=self._methods.of(options),
-            work=work,
+            claim=claim,
             separator=self._separator(options),
             given_answer=self.encode(answer),
             raw=bool(options.get("raw")),
@@ -148,7 +148,7 @@ class Intake:
 
     def _compiled(self, form: ResponseFormat, request: Request) -> "Grammar":
         """The grammar of an answer's form. The request's deadline and cancellation end the wait."""
-        return self._model.grammars.compile(form, request.work.owner, request.work.check)
+        return self._model.grammars.compile(form, request.claim.owner, request.claim.check)
 
     def prompt(
         self, request: Request, history: History | None = None, notes: tuple[str, ...] = ()
@@ -160,13 +160,15 @@ class Intake:
         prompt = lay_out(request, history, self.runs, self.context_length, session)
         return replace(prompt, notes=(*notes, *prompt.notes)) if notes else prompt
 
-    def _work(self, options: PrefillOptions) -> Work:
-        """The claim of a request that comes now. Its deadline is the options', else the config's."""
+    def claim(self, options: PrefillOptions) -> Claim:
+        """The claim of a request that comes now. Its deadline is the options', else the config's.
+        Raises `InputError` for a deadline that is no number.
+        """
         deadline_s = options.get("deadline_s")
         check_kind("deadline_s", deadline_s, int, float, type(None))
         if deadline_s is None:
             deadline_s = self._config.scheduler.deadline_s
-        return Work(self._config.store.tenant, deadline_s, options.get("cancel"))
+        return Claim(self._config.store.tenant, deadline_s, options.get("cancel"))
 
     def _separator(self, options: PrefillOptions) -> tuple[int, ...]:
         given = options.get("separator")

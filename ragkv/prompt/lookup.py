@@ -49,7 +49,7 @@ class Lookup:
 
         An entry in `damaged` counts as a cache miss. A chunk that another request missed is waited
         for while it is encoded, unless this request looks `again`: then the chunk is one that it
-        missed itself. Raises what the task's work raises meanwhile.
+        missed itself. Raises what the task's claim raises meanwhile.
         """
         prompt = task.prompt
         method = task.request.method
@@ -65,7 +65,7 @@ class Lookup:
         spans = wanted_spans(prompt, method, frequencies)
         found = [found_of(span) for span in spans]
         missed = _missed_ids(prompt, found)
-        if missed and not again and self.background.finish(missed.values(), task.work.check):
+        if missed and not again and self.background.finish(missed.values(), task.claim.check):
             found = [found_of(span) if span.chunk in missed else span for span in found]
             missed = _missed_ids(prompt, found)
         for ids in missed.values():
@@ -142,5 +142,5 @@ def _missed_ids(prompt: Prompt, found: Sequence[Span]) -> dict[int, tuple[int, .
     return {
         span.chunk: prompt.stored_ids[span.chunk]
         for span in found
-        if span.chunk is not None and span.lease is None and span.state is not SpanState.COMPUTED
+        if span.chunk is not None and span.is_missed
     }

@@ -132,11 +132,7 @@ def plan_of(
         for span in found
         if span.block is not None and span.lease is None and method.reuse != "none"
     }
-    missed = tuple(
-        span.chunk
-        for span in found
-        if span.chunk is not None and span.lease is None and span.state is not SpanState.COMPUTED
-    )
+    missed = tuple(span.chunk for span in found if span.chunk is not None and span.is_missed)
     spans = list[Span]()
     for span in found:
         if span.kind is SpanKind.HISTORY:

@@ -56,16 +56,16 @@ class Prefiller:
     def prefill(self, task: Task) -> Prefill:
         """Prefill the request's prompt. Its first layers are read while others still compute.
 
-        Raises what the task's work raises, while it waits for the model and between layers.
+        Raises what the task's claim raises, while it waits for the model and between layers.
         """
         method = task.request.method
         # made now: it keeps no block of this prompt if anything is deleted from here on
         keep = self.lookup.prefix_blocks.keeper() if method.reuse == "prefix" else None
         tries = _Tries()
-        passed = None
-        while passed is None:
-            passed = self._pass(task, tries)
-        plan, record, result = passed
+        outcome = None
+        while outcome is None:
+            outcome = self._pass(task, tries)
+        plan, record, result = outcome
         self.fusor.learn(result)
         self.controller.learn(plan, method.selector, result)
         if keep is not None and record is not None:
@@ -80,8 +80,8 @@ class Prefiller:
         method = task.request.method
         with ExitStack() as leases:
             began = time.perf_counter()
-            found = self.lookup.plan(task, tries.damaged, leases, again=tries.again)
-            plan = self.controller.decide(found, method)
+            stored = self.lookup.plan(task, tries.damaged, leases, again=tries.again)
+            plan = self.controller.decide(stored, method)
             record = self._recording(task, plan)
             length = plan.token_ids.numel()
             new_kv = None if self.offloading is None else self.offloading.new_kv(length)
@@ -91,14 +91,14 @@ class Prefiller:
                     method.selector,
                     headroom=task.prompt.answer_tokens,
                     record=record,
-                    check=task.work.check,
+                    check=task.claim.check,
                     new_kv=new_kv,
                 )
             )
             tries.lookup_s += time.perf_counter() - began
             rows = inf if tries.alone else prepared.most_rows
             run = partial(self.fusor.run, pause=self.scheduler.between_layers)
-            self.scheduler.prefills.run(prepared, rows, task.work, run)
+            self.scheduler.prefills.run(prepared, rows, task.claim, run)
             try:
                 result = prepared.result()
             except EntryDamagedError as error:
@@ -124,7 +124,7 @@ class Prefiller:
         fused = passed.fused
         length = plan.token_ids.numel()
         refused = self.offloading.refusal(length) if self.offloading else None
-        elapsed_s = task.work.elapsed_s()
+        elapsed_s = task.claim.elapsed_s()
         reuse = reuse_report(
             plan, task.request.method.selector, passed, self.fusor.adapter.layer_count
         )

@@ -12,7 +12,7 @@ from itertools import chain
 from ragkv.config import SessionConfig
 from ragkv.errors import InputError, PromptTooLongError
 from ragkv.prompt.history import Block, History, fitted
-from ragkv.scheduling import Work
+from ragkv.runtime import Claim
 from ragkv.types import Excerpt, Text
 
 from .request import Request
@@ -94,9 +94,9 @@ class Task:
     adds_turn: bool = False  # whether its conversation stores the KV that it makes
 
     @property
-    def work(self) -> Work:
+    def claim(self) -> Claim:
         """The request's claim on the model."""
-        return self.request.work
+        return self.request.claim
 
 
 def lay_out(

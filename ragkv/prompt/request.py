@@ -14,7 +14,7 @@ from ragkv.fusion import Selector
 from ragkv.model import PromptKV, Recording
 from ragkv.model.decode.sampling import GREEDY, Sampling
 from ragkv.prompt.constraints import ResponseFormat
-from ragkv.scheduling import Work
+from ragkv.runtime import Claim
 from ragkv.types import Chunk, PromptSpan, Reuse, Timing
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Request:
     question: tuple[int, ...]
     chunks: tuple[Chunk, ...]
     method: Method
-    work: Work  # all times of the report count from its beginning
+    claim: Claim  # all times of the report count from its beginning
     separator: tuple[int, ...] = ()  # comes after each chunk that no `Text` follows
     given_answer: tuple[int, ...] = ()  # of a turn whose answer is not decoded but given
     max_new_tokens: int = 0  # 0: nothing is decoded

@@ -33,6 +33,7 @@ from .rates import Rate, counted, duration, seconds_of
 from .sqlite_files import FileState, create_private, state_of
 from .waiting import (
     Check,
+    Claim,
     FairLock,
     PausingCheck,
     TimeShareQueue,
@@ -46,6 +47,7 @@ __all__ = [
     "ByteCache",
     "DAMAGED",
     "Check",
+    "Claim",
     "Closing",
     "FairLock",
     "FileState",

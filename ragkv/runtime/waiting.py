@@ -1,5 +1,5 @@
-"""Waiting: what work calls while it waits or before its next batch, and a lock that is fair to
-owners, with the queue that decides who is next. Pure Python.
+"""Waiting: what work calls while it waits or before its next batch, a request's claim on the model,
+and a lock that is fair to owners, with the queue that decides who is next. Pure Python.
 
 An owner is a tenant of a server. The owner that held the lock for the least time gets it next, and
 its requests are served in their order (start-time fair queueing). So a tenant with one request
@@ -19,6 +19,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from ragkv.errors import CancelledError, DeadlineError
 
 T = TypeVar("T")
 
@@ -62,6 +64,63 @@ def acquired(
         yield
     finally:
         lock.release()
+
+
+class Claim:
+    """One request's claim on the model, made when it comes and passed by hand to everything that
+    waits or computes for it.
+    """
+
+    def __init__(
+        self,
+        owner: str = "",
+        deadline_s: float | None = None,
+        cancel: threading.Event | None = None,
+    ) -> None:
+        """It begins now. `owner` is the tenant that waits and is charged. After `deadline_s`
+        seconds it is given up, and once `cancel` is set.
+        """
+        self.owner = owner
+        self._began = time.perf_counter()
+        self._deadline_s = deadline_s
+        self._cancel = cancel
+
+    def elapsed_s(self) -> float:
+        """Seconds since the work began."""
+        return time.perf_counter() - self._began
+
+    def remaining_s(self) -> float | None:
+        """Seconds until the deadline, if there is one. Raises what `check` raises."""
+        self.check()
+        return None if self._deadline_s is None else self._deadline_s - self.elapsed_s()
+
+    def check(self) -> None:
+        """Raise `CancelledError` or `DeadlineError` if the request should not go on."""
+        if self._cancel is not None and self._cancel.is_set():
+            raise CancelledError(
+                "The request was cancelled by its caller; what it held is released."
+            )
+        if self._deadline_s is not None and self.elapsed_s() >= self._deadline_s:
+            raise DeadlineError(
+                f"The request's deadline of {self._deadline_s:g} s passed; what it held is "
+                "released. Give it more time, ask for fewer tokens, or ask again when the queue "
+                "is shorter."
+            )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the request should not go on: `check` raises."""
+        try:
+            self.check()
+        except (CancelledError, DeadlineError):
+            return True
+        return False
+
+    def wait(self, event: threading.Event) -> None:
+        """Wait for `event`; raises what `check` raises."""
+        may_end = self._cancel is not None or self._deadline_s is not None
+        while not event.wait(POLL_S if may_end else None):
+            self.check()
 
 
 class TimeShareQueue(Generic[T]):

@@ -3,6 +3,6 @@
 from .decode_batch import DecodeBatch
 from .idle_time import IdleTime
 from .queue_stats import QueueStats
-from .scheduler import Scheduler, SharedCompute, Work
+from .scheduler import Scheduler, SharedCompute
 
-__all__ = ["IdleTime", "DecodeBatch", "QueueStats", "Scheduler", "SharedCompute", "Work"]
+__all__ = ["DecodeBatch", "IdleTime", "QueueStats", "Scheduler", "SharedCompute"]

@@ -8,24 +8,21 @@ for another tenant's rows. The caller computes the pass.
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from ragkv.runtime import FairLock, Wait
+from ragkv.runtime import Claim, FairLock, Wait
 
-if TYPE_CHECKING:
-    from .scheduler import Work
-
-P = TypeVar("P")  # a prefill
+P = TypeVar("P")  # a prompt that is ready for its prefill
 
 # The most rows of a pass over several prompts, all of which wait for its end.
 JOINT_ROWS = 512
 
 
-class _WaitingPrefill(Generic[P]):
-    """A prefill that waits; it computes `rows` rows in a layer."""
+class _WaitingPrompt(Generic[P]):
+    """A prompt whose prefill waits; it computes `rows` rows in a layer."""
 
-    def __init__(self, prefill: P, rows: float, owner: str) -> None:
-        self.prefill = prefill
+    def __init__(self, prompt: P, rows: float, owner: str) -> None:
+        self.prompt = prompt
         self.rows = rows
         self.wait = Wait(owner)
         self.taken = False  # whether a pass of this or another thread has it
@@ -38,7 +35,7 @@ class JointPrefills(Generic[P]):
 
     lock: FairLock  # of who computes
     _guard: threading.Lock = field(default_factory=threading.Lock, init=False)
-    _waiting: list[_WaitingPrefill[P]] = field(default_factory=list, init=False)
+    _waiting: list[_WaitingPrompt[P]] = field(default_factory=list, init=False)
 
     @property
     def waiting(self) -> int:
@@ -46,23 +43,23 @@ class JointPrefills(Generic[P]):
         return len(self._waiting)
 
     def run(
-        self, prefill: P, rows: float, work: "Work", compute: Callable[[Sequence[P]], None]
+        self, prompt: P, rows: float, claim: Claim, compute: Callable[[Sequence[P]], None]
     ) -> None:
-        """Return when a pass with `prefill` is over. Raises what `work.check` raises while it
+        """Return when a pass with `prompt` is over. Raises what `claim.check` raises while it
         waits.
 
-        `compute` is called under the lock with `prefill`, and with others as long as all have at
+        `compute` is called under the lock with `prompt`, and with others as long as all have at
         most `JOINT_ROWS` rows together. It must set a result or an error on every one; one that has
         neither is tried again by its own thread. What it raises is raised on this thread.
         """
-        own = _WaitingPrefill(prefill, rows, work.owner)
+        own = _WaitingPrompt(prompt, rows, claim.owner)
         with self._guard:
             self._waiting.append(own)
         try:
-            if self.lock.acquire(own.wait, work.check):
+            if self.lock.acquire(own.wait, claim.check):
                 joined = self._joining(own)
                 try:
-                    compute([one.prefill for one in joined])
+                    compute([one.prompt for one in joined])
                 finally:
                     for one in joined:
                         one.done.set()
@@ -73,7 +70,7 @@ class JointPrefills(Generic[P]):
             if own.taken:  # another thread may still compute it, also when this one gave up
                 own.done.wait()
 
-    def _joining(self, first: _WaitingPrefill[P]) -> list[_WaitingPrefill[P]]:
+    def _joining(self, first: _WaitingPrompt[P]) -> list[_WaitingPrompt[P]]:
         """`first`, and its tenant's others that fit into its pass."""
         with self._guard:
             joined = [first]

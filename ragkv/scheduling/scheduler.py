@@ -10,7 +10,6 @@ drawing.
 """
 
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ import torch
 from ragkv.config import SchedulerConfig
 from ragkv.errors import CancelledError, DeadlineError, QueueFullError, RagKVError
 from ragkv.model import Adapter
-from ragkv.runtime import Check, FairLock, ThreadChoice, no_check
+from ragkv.runtime import Check, Claim, FairLock, ThreadChoice, no_check
 from ragkv.runtime.waiting import POLL_S
 from ragkv.store import Prefetcher, PrefetchHint
 
@@ -34,63 +33,6 @@ from .queue_stats import QueueStats
 JOINT_TOKENS = 8192
 # So many requests of one tenant are prepared while other tenants compute.
 PREPARED_AHEAD = 4
-
-
-class Work:
-    """One request's claim on the model, made when it comes and passed by hand to everything that
-    waits or computes for it.
-    """
-
-    def __init__(
-        self,
-        owner: str = "",
-        deadline_s: float | None = None,
-        cancel: threading.Event | None = None,
-    ) -> None:
-        """It begins now. `owner` is the tenant that waits and is charged. After `deadline_s`
-        seconds it is given up, and once `cancel` is set.
-        """
-        self.owner = owner
-        self._began = time.perf_counter()
-        self._deadline_s = deadline_s
-        self._cancel = cancel
-
-    def elapsed_s(self) -> float:
-        """Seconds since the work began."""
-        return time.perf_counter() - self._began
-
-    def remaining_s(self) -> float | None:
-        """Seconds until the deadline, if there is one. Raises what `check` raises."""
-        self.check()
-        return None if self._deadline_s is None else self._deadline_s - self.elapsed_s()
-
-    def check(self) -> None:
-        """Raise `CancelledError` or `DeadlineError` if the request should not go on."""
-        if self._cancel is not None and self._cancel.is_set():
-            raise CancelledError(
-                "The request was cancelled by its caller; what it held is released."
-            )
-        if self._deadline_s is not None and self.elapsed_s() >= self._deadline_s:
-            raise DeadlineError(
-                f"The request's deadline of {self._deadline_s:g} s passed; what it held is "
-                "released. Give it more time, ask for fewer tokens, or ask again when the queue "
-                "is shorter."
-            )
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the request should not go on: `check` raises."""
-        try:
-            self.check()
-        except (CancelledError, DeadlineError):
-            return True
-        return False
-
-    def wait(self, event: threading.Event) -> None:
-        """Wait for `event`; raises what `check` raises."""
-        may_end = self._cancel is not None or self._deadline_s is not None
-        while not event.wait(POLL_S if may_end else None):
-            self.check()
 
 
 class SharedCompute:
@@ -173,17 +115,17 @@ class Scheduler:
     @contextmanager
     def admitted(
         self,
-        work: Work,
+        claim: Claim,
         tokens: int = JOINT_TOKENS,
         hint: Callable[[], PrefetchHint] = PrefetchHint,
     ) -> Iterator[None]:
         """Wait to be admitted. Only a request that has to wait makes its `hint`; the store knows it
         until the block ends.
 
-        Raises what `work.check` raises, and `QueueFullError` at once if too many wait. `tokens`:
+        Raises what `claim.check` raises, and `QueueFullError` at once if too many wait. `tokens`:
         of the prompt.
         """
-        work.check()
+        claim.check()
         admission = _Admission(tokens)
         if self._admitted_at_once(admission):
             hinted = None
@@ -192,8 +134,8 @@ class Scheduler:
             self._join(admission, hinted)
         try:
             if hinted is not None:
-                work.wait(admission.admitted)
-                work.check()
+                claim.wait(admission.admitted)
+                claim.check()
                 self._prefetcher.started(hinted)
             yield
             with self._lock:

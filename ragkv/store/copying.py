@@ -92,25 +92,21 @@ class TierCopies:
         """Copy what was found in the tier of that number, `since`, to the tiers above it, in the
         background. Closes the lease.
         """
-        fastest = self.tiers[0]
         key = lease.info.key
-        in_memory = self.in_memory(lease.info, lease.stored_bytes, used=True)
-        if depth == 1 and not in_memory:
-            lease.close()
-            return
+        wanted = self.in_memory(lease.info, lease.stored_bytes, used=True)
+        above = self._above(depth, in_memory=wanted)
 
         def copy() -> None:
             try:
-                if fastest.contains(key):
+                if not above[0].is_remote and above[0].contains(key):
                     return
                 entry = lease.read_encoded()
             finally:
                 lease.close()
-            self._store(entry, depth, since, in_memory)
+            self._store(entry, above, since)
 
         job: Job[EncodedEntry] = Job(copy, key, lease.stored_bytes, cancel=lease.close)
-        capacity = fastest.stats().capacity_bytes
-        fits = capacity is None or lease.stored_bytes <= capacity
+        fits = above and self._can_hold(above[0], lease.stored_bytes)
         if not fits or not self._threads[self.tiers[depth].kind].submit(job):
             lease.close()
 
@@ -120,7 +116,7 @@ class TierCopies:
         entry, depth = self.read(identity, token_ids, 1)
         if entry is None:
             return False
-        self._store(entry, depth, since, True)
+        self._store(entry, self._above(depth, in_memory=True), since)
         return True
 
     def read(
@@ -154,9 +150,9 @@ class TierCopies:
             or_none("store an entry", fastest.put, entry)
 
     def in_memory(self, info: EntryInfo, size_bytes: int, *, used: bool) -> bool:
-        """Whether an entry belongs in the fastest tier: the placement says it of memory."""
+        """Whether the placement wants an entry in memory; `False` if memory is no tier."""
         if self.tiers[0].kind is not TierKind.MEMORY:
-            return True
+            return False
         memory = self.tiers[0].stats()
         room = (
             memory.capacity_bytes is None
@@ -212,15 +208,28 @@ class TierCopies:
         for thread in self._threads.values():
             thread.close()
 
-    def _store(self, entry: EncodedEntry, depth: int, since: int, in_memory: bool) -> None:
-        key = entry.info.key
+    def _above(self, depth: int, *, in_memory: bool) -> list[Tier]:
+        """The tiers above number `depth` that take copies; memory only if it is wanted there."""
+        return [
+            tier
+            for tier in self.tiers[:depth]
+            if (in_memory if tier.kind is TierKind.MEMORY else not tier.read_only)
+        ]
+
+    @staticmethod
+    def _can_hold(tier: Tier, size_bytes: int) -> bool:
+        capacity = None if tier.is_remote else tier.stats().capacity_bytes
+        return capacity is None or size_bytes <= capacity
+
+    def _store(self, entry: EncodedEntry, tiers: Sequence[Tier], since: int) -> None:
+        """Put a copy in `tiers`, unless it was deleted `since`: in memory now, in others soon."""
         with self._lock:
-            if self.is_deleted(key, since):
+            if self.is_deleted(entry.info.key, since):
                 return
-            if in_memory:
-                self.tiers[0].put(entry)
-            for tier in self.tiers[1:depth]:
-                if not tier.read_only:
+            for tier in tiers:
+                if tier.kind is TierKind.MEMORY:
+                    tier.put(entry)
+                else:
                     self.write(tier, entry)
 
     def _count_drop(self) -> None:

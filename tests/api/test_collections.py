@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 
 from ragkv import Engine
 from ragkv.api.answers import AnswerJob
+from ragkv.api.documents.upload_parsing import Parsed
 from ragkv.api.keys import ANONYMOUS, KeyFile
 from ragkv.api.settings import LimitsConfig
 from ragkv.errors import CancelledError, DeadlineError
@@ -158,6 +159,26 @@ def test_an_answer_leaves_no_kv_of_a_text_that_was_deleted_meanwhile(
         assert FACTS[0] in {source["text"] for source in report_of(response.json())["sources"]}
     engine.flush()
     assert engine.entries.lacking(FACTS[:1])[0], "its KV was stored again, and stayed"
+
+
+def test_an_answer_waits_for_no_upload_to_drop_what_was_deleted_and_the_upload_drops_it(
+    client: TestClient,
+) -> None:
+    filled(client)
+    collections = service_of(client.app).tenants.opened()[""].collections
+    engine = engine_of(client.app)
+    with collections.lease("facts") as rag:
+        collections.remove(rag, ["0"])
+        engine.warm(FACTS[:1])  # as an answer does that had found it
+
+        def uploading() -> None:
+            """An answer ends while an upload runs."""
+            collections.drop_if_deleted("facts", FACTS[:1])
+            assert engine.entries.has(engine.chunk(FACTS[0]).token_ids)
+
+        document = Document("new", "The ferry of Oro is blue.", "new")
+        collections.ingest(rag, Parsed([document]), allow=uploading)
+    assert not engine.entries.has(engine.chunk(FACTS[0]).token_ids)
 
 
 def test_open_collections_keep_few_bytes_of_vectors_together(

@@ -23,7 +23,7 @@ from ragkv.api.work import (
     WorkerPool,
     giving_way,
 )
-from ragkv.errors import CancelledError
+from ragkv.errors import CancelledError, DeadlineError
 
 QUEUE = QueueConfig(limit=20, tenant_limit=3)
 
@@ -85,6 +85,17 @@ async def test_a_tenant_above_its_limit_gets_429_and_leaves_threads_to_others() 
     assert await pool.run(request_of("b"), lambda _: 7) == 7
     ended.set()
     assert await asyncio.gather(*tasks) == [True] * 3
+
+
+async def test_the_deadline_ends_work_that_still_waits_for_a_thread() -> None:
+    pool = WorkerPool(QUEUE, 1, 1, 0.2)
+    ended = threading.Event()
+    running = asyncio.ensure_future(pool.run(request_of("a"), lambda _: ended.wait(60)))
+    await until(lambda: pool.computing)
+    with pytest.raises(DeadlineError, match="deadline of 0.2 s"):
+        await asyncio.wait_for(pool.run(request_of("b"), lambda _: None), 30)
+    ended.set()
+    assert await running
 
 
 async def test_a_body_that_is_too_large_where_nobody_reads_it_ends_the_work_without_a_word(

@@ -17,8 +17,8 @@ from ragkv.config import SchedulerConfig, SessionConfig
 from ragkv.errors import CancelledError, DeadlineError, QueueFullError
 from ragkv.model import adapt
 from ragkv.prompt.constraints import ResponseFormat
-from ragkv.runtime import no_check
-from ragkv.scheduling import Scheduler, SharedCompute, Work
+from ragkv.runtime import Claim, no_check
+from ragkv.scheduling import Scheduler, SharedCompute
 from ragkv.scheduling.scheduler import JOINT_TOKENS, PREPARED_AHEAD
 from ragkv.store import PrefetchHint
 from tests import tiny_models
@@ -59,7 +59,7 @@ class Queue:
             try:
                 with (
                     self.scheduler.request(),
-                    self.scheduler.admitted(Work(**patience), tokens),
+                    self.scheduler.admitted(Claim(**patience), tokens),
                 ):
                     self.order.append(number)
                     self.go[number].wait(60)
@@ -120,7 +120,7 @@ class TestQueue:
         calls = len(queue.listener.calls)
         with (
             pytest.raises(QueueFullError, match="2 requests wait and the queue takes 2"),
-            queue.scheduler.admitted(Work(), hint=lambda: pytest.fail("it is refused first")),
+            queue.scheduler.admitted(Claim(), hint=lambda: pytest.fail("it is refused first")),
         ):
             pytest.fail("no slot is free")
         assert (queue.scheduler.stats().refused, len(queue.listener.calls)) == (1, calls)
@@ -148,7 +148,7 @@ class TestQueue:
         queue = Queue(workers=1)
         with (
             pytest.raises(ZeroDivisionError),
-            queue.scheduler.admitted(Work()),
+            queue.scheduler.admitted(Claim()),
         ):
             raise ZeroDivisionError
         assert queue.scheduler.stats().served == 0
@@ -165,7 +165,7 @@ class TestQueue:
                 try:
                     with (
                         queue.scheduler.request(),
-                        queue.scheduler.admitted(Work(**patience)),
+                        queue.scheduler.admitted(Claim(**patience)),
                     ):
                         time.sleep(0.0005)
                     ended.append("served")
@@ -278,7 +278,7 @@ class TestCancellation:
         hold, waits = {
             "behind a turn of its session": (session.lock, lambda: engine.parts.idle_time.busy),
             "in the queue": (
-                engine.parts.scheduler.admitted(Work()),
+                engine.parts.scheduler.admitted(Claim()),
                 lambda: engine.stats().queue.waiting == 1,
             ),
             "for the compute lock": (
@@ -344,7 +344,9 @@ class TestCancellation:
         cancellation = Cancellation("cancel", monkeypatch)
         cancellation.now()
         monkeypatch.setattr(
-            engine.parts.backend.prefiller, "prefill", lambda *_: pytest.fail("nothing may be computed")
+            engine.parts.backend.prefiller,
+            "prefill",
+            lambda *_: pytest.fail("nothing may be computed"),
         )
         self.answer(engine, cancellation).join(60)
         assert self.was_cancelled and held(engine) == NOTHING
@@ -411,7 +413,7 @@ class TestPrefetching:
     def ask_behind_another(self, engine: Engine, ask: Callable[[], Any], entries: int) -> Any:
         """The result of `ask`, which waits in the queue until `entries` entries are in memory."""
         got: list[Any] = []
-        with engine.parts.scheduler.admitted(Work()):
+        with engine.parts.scheduler.admitted(Claim()):
             thread = begin(lambda: got.append(ask()))
             until(lambda: engine.stats().store.tiers[0].entries == entries)
         thread.join(60)

@@ -22,11 +22,13 @@ from ragkv.store import (
     Lease,
     MemoryTier,
     Store,
+    Tier,
     TierKind,
     deleted_everywhere,
     open_store,
 )
 from ragkv.store.encoding import encoded
+from ragkv.store.tiers.read_only import ReadOnlyDiskTier
 from tests.store.fakes import HeldWrites, WrappedTier
 
 from . import entries
@@ -217,6 +219,27 @@ def test_an_entry_deleted_during_its_lookup_is_not_promoted(tmp_path: Path) -> N
         leased(store, make_entry(1)).close()
         store.flush()
         assert not store.contains(make_entry(1).info.key)
+
+
+def test_without_memory_a_hit_is_copied_to_a_disk_that_may_be_written_and_to_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Server(WrappedTier):
+        kind = TierKind.REDIS
+
+    for read_only in (False, True):
+        disk: Tier = DiskTier(tmp_path, 10**6, LRU())
+        if read_only:
+            disk.close()
+            disk = ReadOnlyDiskTier(tmp_path)
+        server = MemoryTier(10**6, LRU())
+        number = 1 + read_only
+        server.put(encoded(make_entry(number)))
+        with Store([disk, Server(server)], write_buffer_bytes=10**6) as store:
+            leased(store, make_entry(number)).close()
+            store.flush()
+            assert disk.contains(make_entry(number).info.key) != read_only
+    assert caplog.text == ""
 
 
 def test_a_deletion_that_a_server_keeps_waiting_holds_up_no_other_copy_or_deletion() -> None:

@@ -146,8 +146,7 @@ class ChatRequest(ClientPart, SamplingFields):
     )
     parallel_tool_calls: bool | None = optional("false: one call with tool_choice required.")
 
-    @property
-    def form(self) -> ResponseFormat | None:
+    def parsed_form(self) -> ResponseFormat | None:
         """The form that the answer must have; raises `ApiError` and `SchemaError`."""
         return None if self.response_format is None else self.response_format.form
 
@@ -165,5 +164,5 @@ class ChatRequest(ClientPart, SamplingFields):
             **options,
             **cast("AnswerOptions", sampling),
             "stop": tuple(stop),
-            "response_format": self.form,
+            "response_format": self.parsed_form(),
         }

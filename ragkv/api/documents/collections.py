@@ -97,6 +97,9 @@ class Collections(Closing):
         # Held from a text's removal to the drop of its KV: if two collections remove a text, the
         # second drops its KV.
         self._dropping = threading.Lock()
+        # texts that were found deleted while their KV was computed, until it is dropped
+        self._computed_late = set[str]()
+        self._guard = threading.Lock()  # of `_computed_late`
         self._closing = threading.Event()
         self._resuming = threading.Thread(target=self._resume, name="ragkv-resume", daemon=True)
         # Folders of deleted collections whose KV may still be there, and why it is: at first those
@@ -158,7 +161,7 @@ class Collections(Closing):
         one is accepted.
         """
         split = parsed.passages if parsed.split_by == rag.corpus.splitter.fingerprint else None
-        with acquired(self._dropping, check):
+        with self._changing(check):
             allow()
             report = rag.index.writer.ingest(
                 parsed.documents, split=split, check=check, on_forget=self._note
@@ -211,7 +214,7 @@ class Collections(Closing):
         """Delete documents of a leased collection, and the KV of texts that no collection holds any
         more. What `check` raises leaves all as it was.
         """
-        with acquired(self._dropping, check):
+        with self._changing(check):
             removal = rag.index.writer.delete(document_ids, self._note, check)
             self._drop(passage.text for passage in removal.forgotten_passages)
         self._leave_disk()
@@ -221,12 +224,44 @@ class Collections(Closing):
     def drop_if_deleted(self, name: str, texts: Iterable[str], since: int | None = None) -> None:
         """Drop the KV of those `texts` that were deleted from the collection `name` while their KV
         was computed. `since`: `deletions` before they were read; `None`: not known.
+
+        An answer ends with this, so it waits for no change under way: that one drops them then.
         """
         if since == self.deletions:
             return
         if deleted := self.folders.unheld(texts, [name]):
-            with self._dropping:
-                self._drop(deleted)
+            with self._guard:
+                self._computed_late |= deleted
+            self._drop_late()
+
+    @contextmanager
+    def _changing(self, check: Check = no_check) -> Iterator[None]:
+        """Change which texts are held; one thread at a time. Raises what `check` raises while it
+        waits.
+        """
+        try:
+            with acquired(self._dropping, check):
+                yield
+        finally:
+            self._drop_late()
+
+    def _drop_late(self) -> None:
+        """Drop what answers found deleted, unless another thread changes the texts: it does so when
+        it has ended.
+        """
+        while self._computed_late and self._dropping.acquire(blocking=False):
+            with self._guard:
+                texts = self._computed_late
+                self._computed_late = set()
+            try:
+                self._drop(texts)
+            except Exception:
+                with self._guard:
+                    self._computed_late |= texts
+                log.exception("KV of deleted texts was not dropped: the next change tries again.")
+                return
+            finally:
+                self._dropping.release()
 
     def close(self) -> None:
         """Close the open collections."""
@@ -321,7 +356,7 @@ class Collections(Closing):
         at the latest after a restart.
         """
         for folder in list(self._unfinished):
-            with self._dropping:
+            with self._changing():
                 if folder not in self._unfinished:  # another thread was faster
                     continue
                 try:

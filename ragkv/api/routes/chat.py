@@ -138,6 +138,8 @@ class ChatCompletion:
         asked = [message.text for message in self.body.messages if message.role == "user"]
         with answers.answer_job(self.call, context, self.body, asked[-1]) as job:
             tenant = job.tenant
+            form = self._form(tenant)  # before any work: it may be refused
+            unread = tenant.unread_passages(context.check)  # it may wait, so before the gate
             # 1. Find the documents and build the prompt.
             with tenant.preparing(context.check):
                 found = answers.Found("")
@@ -146,10 +148,9 @@ class ChatCompletion:
                     before = asked[-2] if len(asked) > 1 else ""
                     found = job.retrieve(asked[-1], self.rag, param, before)
                 sources = self._sources(found)
-                unread = tenant.unread_passages(context.check)
                 prompt = self._prompt(job, sources, found)
             # 2. Answer.
-            response = yield from self._answered(job, prompt, sources)
+            response = yield from self._answered(job, prompt, sources, form)
             response.ragkv.notes += [*unread, *self._without_documents(tenant, prompt)]
             yield response
 
@@ -190,11 +191,14 @@ class ChatCompletion:
         return chat.build_prompt(request, False, job.session)
 
     def _answered(
-        self, job: answers.AnswerJob, prompt: ChatPrompt, sources: list[SourceBody]
+        self,
+        job: answers.AnswerJob,
+        prompt: ChatPrompt,
+        sources: list[SourceBody],
+        form: ResponseFormat | None,
     ) -> Generator[schemas.Piece, None, schemas.ChatResponse]:
         """Pieces of the answer; returns the response."""
         tenant = job.tenant
-        form = self._form(tenant)
         names = [tool.function.name for tool in self._tools]
         tokens = TokenText(tenant.engine.tokenizer) if self.body.logprobs else None
         options: AnswerOptions = {
@@ -243,7 +247,7 @@ class ChatCompletion:
         """
         tools = [tool.for_prompt for tool in self._tools]
         choice = self.body.tool_choice
-        text = self.body.form
+        text = self.body.parsed_form()
         may_be_text = choice in (None, "auto")
         if not tools or (may_be_text and text is None):
             return text
@@ -309,8 +313,8 @@ class ChatCompletion:
         return schemas.ChatResponse(**dict(self.head), choices=[choice], usage=usage, ragkv=report)
 
 
-def _check(body: ChatRequest, found: int, limits: LimitsConfig) -> None:
-    """Raise `ApiError` for a request that is refused; `found`: how many passages it wants found."""
+def _check(body: ChatRequest, wanted: int, limits: LimitsConfig) -> None:
+    """Raise `ApiError` for a request that is refused; `wanted`: how many passages are to be found."""
     if not any(message.role == "user" for message in body.messages):
         raise ApiError(
             400, "There is no user message: the prompt needs a question.", param="messages"
@@ -318,7 +322,7 @@ def _check(body: ChatRequest, found: int, limits: LimitsConfig) -> None:
     for number, message in enumerate(body.messages):
         answers.check_text(message.text, limits, f"messages.{number}")
     documents = body.documents or []
-    check_at_most(len(documents) + found, limits.documents, "documents", "documents")
+    check_at_most(len(documents) + wanted, limits.documents, "documents", "documents")
     for number, document in enumerate(documents):
         check_at_most(
             len(document.text), limits.document_chars, f"documents.{number}.text", "characters"
@@ -329,7 +333,7 @@ def _check(body: ChatRequest, found: int, limits: LimitsConfig) -> None:
         raise ApiError(
             400, "max_tokens and max_completion_tokens differ; give one.", param="max_tokens"
         )
-    body.form  # noqa: B018 - it raises
+    body.parsed_form()
     if body.tools or body.tool_choice:
         check_choice(body.tools or (), body.tool_choice)
 

@@ -84,11 +84,11 @@ async def fork_session(session_id: SessionPath, body: ForkRequest, call: ApiCall
     """A new conversation with the same history. Both share its KV and continue independently."""
     copy_id = body.to or f"fork-{uuid.uuid4().hex}"
 
-    def work(tenant: Tenant, _: Check) -> SessionBody:
+    def work(tenant: Tenant, check: Check) -> SessionBody:
         session = _stored_session(tenant, session_id)
         tenant.check_session_quota(call.principal, copy_id)
         try:
-            copy = session.fork(tenant.engine_session_id(copy_id))
+            copy = session.fork(tenant.engine_session_id(copy_id), check)
         except InputError as error:
             message = f"There is a conversation {copy_id!r} already."
             raise ApiError(409, message, param="to") from error

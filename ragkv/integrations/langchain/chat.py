@@ -27,8 +27,8 @@ from ragkv.home import model_or_default
 from ragkv.model.decode.token_text import TokenText
 from ragkv.prompt import AnswerOptions
 from ragkv.prompt.constraints import parse
+from ragkv.runtime import Claim
 from ragkv.runtime.thread_stream import iterate_in_thread
-from ragkv.scheduling import Work
 from ragkv.types import Answer, TokenEvent
 
 from .engines import SharedEngine, shared_engine, shared_engine_of
@@ -316,7 +316,7 @@ class ChatRagKV(BaseChatModel):
         options["deadline_s"], options["cancel"] = self.timeout, cancel
         session = prompt.conversation.session if prompt.conversation else None
         answer = None
-        work = Work(deadline_s=self.timeout, cancel=cancel)
+        claim = Claim(deadline_s=self.timeout, cancel=cancel)
         shown = (
             (replace(prompt, tools=()) if choice == "none" else prompt),
             shared.name,
@@ -336,7 +336,7 @@ class ChatRagKV(BaseChatModel):
         if rest := calls_of(answer, shown[0].tools).behind(filtered.sent):
             yield TokenEvent(rest, answer.token_ids[-1]), *shown
         yield shared.save_turn(prompt, answer), *shown
-        shared.engine.settle(work)
+        shared.engine.settle(claim)
 
 
 def refuse_unknown(call: Mapping[str, Any]) -> None:

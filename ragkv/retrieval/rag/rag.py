@@ -16,7 +16,6 @@ from ragkv.prompt import AnswerOptions
 from ragkv.retrieval import Hit, Index, Passage, Where
 from ragkv.runtime import Check, Closing, no_check
 from ragkv.runtime.arguments import check_words
-from ragkv.scheduling import Work
 from ragkv.types import Answer, Chunk, TokenEvent, brief
 
 from .corpus import Corpus
@@ -145,7 +144,7 @@ class Rag(Closing):
         search counts for the deadline.
         """
         check_words("question", question)
-        work = Work("", options.get("deadline_s"), options.get("cancel"))
+        claim = self.engine.intake.claim(options)
         hits = self.retrieve(
             question,
             k,
@@ -153,11 +152,10 @@ class Rag(Closing):
             where=options.pop("where", None),
             order=options.pop("order", None),
             before=session,
-            check=work.check,
+            check=claim.check,
         )
         of_answer = cast("AnswerOptions", options)
-        if of_answer.get("deadline_s") is not None:
-            of_answer["deadline_s"] = work.remaining_s()
+        of_answer["deadline_s"] = claim.remaining_s()
         return hits, of_answer
 
     def chunks_of(self, hits: Sequence[Hit]) -> list[Chunk]:

@@ -7,9 +7,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ragkv.runtime import Check, openmp
+from ragkv.runtime import Check, Claim, openmp
 from ragkv.runtime.waiting import POLL_S
-from ragkv.scheduling import IdleTime, Work
+from ragkv.scheduling import IdleTime
 from ragkv.store import EntryKey, Store
 
 from .encoder import Encoder
@@ -100,8 +100,8 @@ class BackgroundEncoder:
             finally:
                 self._flushing -= 1
 
-    def settle(self, work: Work) -> None:
-        """Return when no chunk waits that a request missed, when a request runs, or when `work` is
+    def settle(self, claim: Claim) -> None:
+        """Return when no chunk waits that a request missed, when a request runs, or when `claim` is
         over.
 
         After this the next question finds stored what the last one missed, unless they came
@@ -110,7 +110,7 @@ class BackgroundEncoder:
         openmp.release_threads()
         with self._changed:
             while (self._waiting or self._was_missed) and not (
-                self._closing or self.idle_time.busy or work.is_over
+                self._closing or self.idle_time.busy or claim.is_over
             ):
                 self._changed.wait(POLL_S)
 

@@ -80,7 +80,7 @@ class VllmBackend:
         with ExitStack() as held:
             # no hint: the connector reads the store itself
             tokens = len(task.prompt.token_ids)
-            with self._scheduler.admitted(task.work, tokens):
+            with self._scheduler.admitted(task.claim, tokens):
                 report, stream, first = self._begin(task, held)
             with closing(self._events(task, report, stream, first)) as events:
                 yield StartedAnswer(report, events)
@@ -89,7 +89,7 @@ class VllmBackend:
         """Send the prompt; the report, and the stream of tokens with its first step."""
         prompt = task.prompt
         name = uuid.uuid4().hex
-        check = task.work.check
+        check = task.claim.check
         wish = self._wish(task, name)
         salt = self._salt(task, name)
         if self._tenant and self._secret:
@@ -99,10 +99,10 @@ class VllmBackend:
             "kv_transfer_params": {"ragkv": wish},
             "cache_salt": salt,
         }
-        sent_s = task.work.elapsed_s()
+        sent_s = task.claim.elapsed_s()
         stream = held.enter_context(self._server.stream(prompt.token_ids, fields))
         first = stream.next(check)
-        first_token_s = task.work.elapsed_s()
+        first_token_s = task.claim.elapsed_s()
         answer = self._server.report(name, check)
         report = self._report(task, answer, sent_s, first_token_s)
         if report.reuse.missed_chunks:
@@ -122,7 +122,7 @@ class VllmBackend:
                 if step.finish_reason is not None:
                     stream.read_to_end()
                 return
-            step = stream.next(task.work.check)
+            step = stream.next(task.claim.check)
         raise self._broken("ended its answer before it was complete")
 
     def _follow(self, answer: ActiveAnswer, step: Step) -> Iterator[TokenEvent | Answer]:

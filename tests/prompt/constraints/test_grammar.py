@@ -21,9 +21,8 @@ from ragkv.errors import CancelledError, DeadlineError, InputError, MissingExtra
 from ragkv.prompt.constraints import ResponseFormat
 from ragkv.prompt.constraints import grammar as module
 from ragkv.prompt.constraints.grammar import ConstraintTokenizer, Grammars, TokenConstraint
-from ragkv.runtime import no_check
+from ragkv.runtime import Claim, no_check
 from ragkv.runtime.byte_cache import OVERHEAD_BYTES
-from ragkv.scheduling import Work
 from tests.prompt.constraints.helpers import tiny_engine
 from tests.reader import READER
 from tests.scheduling.helpers import begin, until
@@ -219,7 +218,7 @@ def test_a_caller_that_leaves_ends_the_compiling(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "COMPILE_S", 60.0)
     monkeypatch.setattr(module, "COMPILE_BYTES", 1 << 40)
     others = set(psutil.Process().children())
-    client = Work(deadline_s=0.0)
+    client = Claim(deadline_s=0.0)
     with pytest.raises(DeadlineError):
         grammars().compile(
             ResponseFormat.json_schema(ENDLESS["thirty choices"]), check=client.check

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from ragkv import Engine, EngineConfig, StoreConfig
+from ragkv.config import SchedulerConfig
 from ragkv.entries import Entries
-from ragkv.errors import CancelledError, DeadlineError, RagKVError
+from ragkv.errors import CancelledError, DeadlineError, InputError, RagKVError
 from ragkv.retrieval import Document
 from ragkv.retrieval.rag import Corpus, Rag, sweep
 from tests.cli.conftest import model_folder  # noqa: F401 - a fixture
@@ -145,4 +146,10 @@ def test_a_deadline_and_a_cancellation_end_the_search_of_a_question(rag: Rag) ->
             rag.ask("Who founded Marl?", cancel=cancelled)
         with pytest.raises(DeadlineError):
             list(rag.stream("Who founded Marl?", deadline_s=1e-9))
-    assert len(checks) == 2
+        hurried = replace(rag.engine.config, scheduler=SchedulerConfig(deadline_s=1e-9))
+        patch.setattr(rag.engine.intake, "_config", hurried)
+        with pytest.raises(DeadlineError):
+            rag.ask("Who founded Marl?")
+    assert len(checks) == 3
+    with pytest.raises(InputError, match="deadline_s must be"):
+        rag.ask("Who founded Marl?", deadline_s="5")  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ import torch
 from ragkv import Engine, StoreConfig
 from ragkv.errors import EntryDamagedError
 from ragkv.fusion import Fusor
-from ragkv.scheduling import Work
+from ragkv.runtime import Claim
 from ragkv.scheduling.encoding import background as background_module
 from ragkv.store import DiskTier, EntryKey, Lease, MemoryTier
 from ragkv.store.durable import DurableTiers
@@ -214,9 +214,9 @@ def test_an_answer_waits_for_missed_chunks_no_longer_than_its_deadline(
     late = SimpleNamespace(perf_counter=lambda: time.perf_counter() + 600.0, sleep=time.sleep)
     settle = engine.settle
 
-    def settle_late(work: Work) -> None:
+    def settle_late(claim: Claim) -> None:
         monkeypatch.setattr("ragkv.scheduling.scheduler.time", late)
-        settle(work)
+        settle(claim)
 
     monkeypatch.setattr(engine, "settle", settle_late)
     with engine.model.compute.encoding.hold("another"):  # so no chunk is encoded
@@ -231,7 +231,7 @@ def test_an_answer_waits_for_its_own_missed_chunks_alone(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.warm([A])
-    waits: list[Work] = []
+    waits: list[Claim] = []
     monkeypatch.setattr(engine, "settle", waits.append)
     engine.answer(Q, [A], max_new_tokens=2)
     assert not waits
@@ -324,7 +324,7 @@ class TestWaiting:
         background.add(tuple(A))
         until(lambda: background._thread is None)
         monkeypatch.undo()
-        for wait in (background.flush, lambda: background.settle(Work(deadline_s=60.0))):
+        for wait in (background.flush, lambda: background.settle(Claim(deadline_s=60.0))):
             waiting = begin(wait)
             waiting.join(30)
             assert not waiting.is_alive()
