@@ -56,7 +56,7 @@ LEAST_BUFFER_BYTES = 256 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of one engine. They know each other and not the engine, so that it can go."""
+    """The parts of one engine. None refers to the engine, so an engine that nobody holds is freed."""
 
     intake: Intake
     store: Store

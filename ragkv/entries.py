@@ -102,8 +102,8 @@ class Entries:
 
     @contextmanager
     def watching(self) -> Iterator[DeletionWatch]:
-        """Watch deletions during the block. Whoever warms texts that he reads from somewhere opens
-        it before he reads them.
+        """Watch deletions during the block, which reads texts and then warms them: what is deleted
+        in between is not stored.
         """
         watch = DeletionWatch()
         with self._lock:

@@ -185,8 +185,8 @@ class Tenants(Closing):
         ]
 
     def give_way(self, tenant: Tenant, check: Check, deletes: bool) -> bool:
-        """Give up KV, because the disk is full: the tenant's own, or if it has none that of others.
-        To work that `deletes` the reserve is given, too. Whether that freed any space.
+        """Give up KV because the disk is full: the tenant's own, or that of others if it has none.
+        Work that `deletes` may also use the reserve. Returns whether any space was freed.
         """
         check()
         others = (one for one in self.opened().values() if one is not tenant)

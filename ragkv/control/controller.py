@@ -1,8 +1,8 @@
 """The loading controller: one decision for each request (CacheBlend section 5.2).
 
-Without a profile a request is served at r*, and its report says why. If fusing would still compute
-most rows of a prompt, the whole prompt is computed. The same applies if one of the prompt's tiers
-was not measured. With a profile, a chunk is computed if loading it from shared storage would take
+Without a profile, or with one that lacks a tier of the prompt, a request is served at r*, and its
+report says why. If fusing would still compute most rows of that prompt, all of them are computed.
+With a profile, a chunk is computed if loading it from shared storage would take
 longer, also if the caller gave the ratio.
 """
 
@@ -121,7 +121,8 @@ class Controller:
             return True
         method = self.methods.of({})
         profile, _ = present.corrected(present.profile)
-        like = Shape(0, 0, 0, *Shape.kind(method.selector, present.adapter.layer_count))
+        selection, asked_layers = Shape.kind(method.selector, present.adapter.layer_count)
+        like = Shape(0, 0, 0, selection=selection, asked_layers=asked_layers)
         return belongs_in_memory(profile, tokens, like, method.ratio, self.prices, used, room)
 
 

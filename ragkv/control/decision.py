@@ -125,9 +125,7 @@ def belongs_in_memory(
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """Measured numbers that change only with clear evidence: in steps, and once the latest is a
-    whole step off.
-    """
+    """Measured numbers, each in use until the latest measurement is a whole step away from it."""
 
     used: dict[str, float] = field(default_factory=dict)  # by name
 

@@ -48,9 +48,16 @@ class Shape:
         forced = plan.forced.numel()
         if not selector.uses_ratio:  # it selects none of the candidates, or all
             fused, forced = 0, forced + (fused if selector.recomputes_all else 0)
-        kind = cls.kind(selector, layers)
-        length = plan.token_ids.numel()
-        return cls(fused, forced, length, *kind, plan.leading_rows, plan.unasked_rows)
+        selection, asked_layers = cls.kind(selector, layers)
+        return cls(
+            fused,
+            forced,
+            plan.token_ids.numel(),
+            selection=selection,
+            asked_layers=asked_layers,
+            leading_rows=plan.leading_rows,
+            unasked_rows=plan.unasked_rows,
+        )
 
     @staticmethod
     def kind(selector: Selector, layers: int) -> tuple[Selection, int]:

@@ -82,8 +82,8 @@ class Conversations(Closing):
         return any(summary.turns for summary in self.sessions.storage().summaries([session_id]))
 
     def ids(self) -> tuple[str, ...]:
-        """The ids of the conversations that have turns, the last used first, without looking
-        anything up: quick.
+        """The ids of the conversations that have turns, the last used first. No state is read, and
+        idle ones count until they are cleared.
         """
         return tuple(summary.session_id for summary in self._last_used_first() if summary.turns)
 

@@ -97,7 +97,7 @@ class HistoryBlocks:
         if not dropped:
             return
         # Noted before it is asked what is used: a turn that needs one of them saves it afterwards.
-        # What is saved while the writer's own thread drops is stored afterwards anyway.
+        # On the writer's own thread nothing is noted: it stores what a turn saves only afterwards.
         noted = set() if self.writer.worker.is_current else dropped
         with self._lock:
             self._dropping.update(noted)

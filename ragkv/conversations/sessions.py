@@ -4,7 +4,7 @@ The storage keeps their states (`storage.py`), and `history_blocks.py` their blo
 
 The state of an unsaved conversation is in its `Session` alone. The turn of a conversation that is
 found by its messages works on an unsaved one, and `fork` saves it under an id once the turn is
-answered. No other process can see an unsaved conversation, so none can delete it during its turn.
+answered. No other process sees an unsaved conversation, so no other one deletes it.
 The conversation ends with its process. Its blocks are then evicted like any unused entry.
 """
 

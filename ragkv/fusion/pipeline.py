@@ -50,7 +50,8 @@ class Readers(Closing):
         default_factory=partial(deque, maxlen=REUSABLE_BUFFERS), init=False
     )
 
-    # Not locked: if two requests make a pool at once, one of the two reads what it was given and ends.
+    # Not locked: two requests may each make a pool. One of them is kept; the other one ends once it
+    # has read what its request gave it.
     @cached_property
     def pool(self) -> ThreadPoolExecutor:
         """The threads; they start with the first slice that is read."""

@@ -30,7 +30,7 @@ class Prompt:
     prefix: tuple[int, ...]
     chunks: tuple[tuple[int, ...], ...]
     question: tuple[int, ...]  # with the template's tail, then a given answer
-    history: History | None = None  # as much of a conversation's as fits; None: it belongs to none
+    history: History | None = None  # of its conversation, cut to fit; None: it has none
     plain: frozenset[int] = frozenset()  # indices of chunks that are only text: never stored
     separator: tuple[int, ...] = ()  # computed after each chunk that no text follows
     excerpts: Mapping[int, Excerpt] = field(default_factory=dict)  # parts of stored chunks

@@ -92,7 +92,7 @@ async def test_the_deadline_ends_work_that_still_waits_for_a_thread() -> None:
     ended = threading.Event()
     running = asyncio.ensure_future(pool.run(request_of("a"), lambda _: ended.wait(60)))
     await until(lambda: pool.computing)
-    with pytest.raises(DeadlineError, match="deadline of 0.2 s"):
+    with pytest.raises(DeadlineError, match=r"deadline of 0\.2 s"):
         await asyncio.wait_for(pool.run(request_of("b"), lambda _: None), 30)
     ended.set()
     assert await running

@@ -90,8 +90,8 @@ class LookAhead(LRU):
     evicted least recently used first. If all are exempt, the one that waits nearest the queue's tail
     is evicted. With a short queue this is LRU.
 
-    In the paper only as many sessions are exempt as fit into memory and disk. Here all are: those
-    in excess stand at the queue's tail, and the tail is evicted first.
+    In the paper only as many sessions are exempt as fit into memory and disk. Here all of the queue
+    are. The result is the same, because the queue's tail is evicted first.
     """
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
