@@ -83,7 +83,7 @@ class AnswerJob:
         engine = self.tenant.engine
         collections = self.tenant.collections
         deletions = collections.deletions
-        with engine.parts.scheduler.request(), collections.lease(wanted.collection, param) as rag:
+        with engine.parts.scheduler.request(), collections.use(wanted.collection, param) as rag:
             hits = rag.retrieve(
                 question,
                 wanted.k,
@@ -154,7 +154,7 @@ def answer_job(
 
     `question` is the title of a conversation that has none yet.
     """
-    with call.service.tenants.lease(call.principal) as tenant:
+    with call.service.tenants.use(call.principal) as tenant:
         session = None
         if body.session_id is not None:
             tenant.check_session_quota(call.principal, body.session_id)

@@ -143,7 +143,7 @@ class Service(Closing):
         tenants = Tenants(replace(self.config, engine=config), engine, embedder, self.vllm)
         if self.vllm is not None:
             # its directory exists from now on: vLLM's connector reads it
-            with tenants.lease(ANONYMOUS):
+            with tenants.use(ANONYMOUS):
                 pass
         self._tenants = tenants
 
@@ -253,7 +253,7 @@ class ApiCall:
 
         def on_thread(check: Check) -> T:
             tenants = self.service.tenants
-            with tenants.lease(self.principal) as tenant:
+            with tenants.use(self.principal) as tenant:
                 made = making_room(
                     lambda: work(tenant, check), lambda: tenants.give_way(tenant, check, deletes)
                 )
@@ -267,7 +267,7 @@ class ApiCall:
         """The same for a collection of the tenant; raises `ApiError` 404 if there is none."""
 
         def on_tenant(tenant: Tenant, check: Check) -> T:
-            with tenant.collections.lease(name) as collection:
+            with tenant.collections.use(name) as collection:
                 return work(collection, check)
 
         return await self.run(on_tenant)

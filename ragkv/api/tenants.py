@@ -2,7 +2,7 @@
 directory.
 
 A tenant is opened at its first use. When too many are open, the one that was idle longest is
-closed. A lease keeps a tenant open. The keys of stored entries are salted with the tenant's name,
+closed. A use keeps a tenant open. The keys of stored entries are salted with the tenant's name,
 and the entries lie in the tenant's directory alone: no tenant can find, count or evict another
 tenant's entries.
 """
@@ -23,7 +23,7 @@ from ragkv.errors import InputError, SessionUnavailableError
 from ragkv.home import KnownHome
 from ragkv.retrieval import Embedder, Splitter
 from ragkv.retrieval.rag import Corpus, splitter_of
-from ragkv.runtime import Check, Closing, LeasePool, acquired, make_private_folder
+from ragkv.runtime import Check, Closing, OpenPool, acquired, make_private_folder
 from ragkv.runtime.processor import cores
 from ragkv.scheduling import IdleTime
 from ragkv.vllm.front import VllmBackend, VllmServer
@@ -144,7 +144,7 @@ class Tenants(Closing):
         self._engine = engine
         self._ending = False  # the server shuts down
         self._resumed = set[str]()  # names of tenants: reading all their passages once is enough
-        self._tenants: LeasePool[str, Tenant] = LeasePool(
+        self._tenants: OpenPool[str, Tenant] = OpenPool(
             config.open_tenants, lambda tenant: tenant.close(encode_missed=not self._ending)
         )
         self._collections = collection_pool(config.open_collections)
@@ -165,12 +165,12 @@ class Tenants(Closing):
         return splitter if self._engine.model.count_tokens.can_be_pickled else None
 
     @contextmanager
-    def lease(self, principal: Principal) -> Iterator[Tenant]:
-        """The principal's tenant, open until the lease ends. Blocks while the tenant is opened or
+    def use(self, principal: Principal) -> Iterator[Tenant]:
+        """The principal's tenant, open until the block ends. Blocks while the tenant is opened or
         closed.
         """
         name = principal.tenant
-        with self._tenants.lease(name, lambda: self._open(name, principal.quota)) as tenant:
+        with self._tenants.use(name, lambda: self._open(name, principal.quota)) as tenant:
             yield tenant
 
     def opened(self) -> dict[str, Tenant]:

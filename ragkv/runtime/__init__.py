@@ -18,7 +18,6 @@ from .files import (
     replace_file,
     sync,
 )
-from .lease_pool import LeasePool
 from .memory import (
     available_bytes,
     freeze_objects,
@@ -27,6 +26,7 @@ from .memory import (
     loading_objects,
     release_memory,
 )
+from .open_pool import OpenPool
 from .openmp import ThreadChoice
 from .processor import cores, cpu_features, cpu_model, crowding_hint, load
 from .rates import Rate, counted, duration, seconds_of
@@ -51,7 +51,7 @@ __all__ = [
     "Closing",
     "FairLock",
     "FileState",
-    "LeasePool",
+    "OpenPool",
     "PausingCheck",
     "Rate",
     "ThreadChoice",

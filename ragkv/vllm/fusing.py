@@ -87,7 +87,7 @@ class FusingQueue(Closing):
         self._progress = time.monotonic()
         try:
             if not job.cancel.is_set():
-                with self._homes.lease(job.wish.tenant) as home:
+                with self._homes.use(job.wish.tenant) as home:
                     self._fuse(job, home)
         except RagKVError as error:
             job.why = str(error)

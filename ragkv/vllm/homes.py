@@ -10,7 +10,7 @@ from pathlib import Path
 from ragkv.config import TENANT
 from ragkv.engine import Engine
 from ragkv.errors import InputError
-from ragkv.runtime import Closing, LeasePool
+from ragkv.runtime import Closing, OpenPool
 
 from .chunk_index import ChunkIndex
 from .settings import ConnectorSettings
@@ -51,17 +51,17 @@ class Homes(Closing):
         """`engine` is the unnamed tenant's; it is closed with this object."""
         self.unnamed = Home(engine, settings.refresh_s)
         self._settings = settings
-        self._tenants = LeasePool[str, Home](settings.tenants, Home.close)
+        self._tenants = OpenPool[str, Home](settings.tenants, Home.close)
 
     @contextmanager
-    def lease(self, tenant: str) -> Iterator[Home]:
+    def use(self, tenant: str) -> Iterator[Home]:
         """The home of a tenant, "" for the one without a name. Raises what opening a store raises,
         and `InputError`.
         """
         if not tenant:
             yield self.unnamed
             return
-        with self._tenants.lease(tenant, lambda: self._open(tenant)) as home:
+        with self._tenants.use(tenant, lambda: self._open(tenant)) as home:
             yield home
 
     def close(self) -> None:

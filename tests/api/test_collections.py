@@ -133,7 +133,7 @@ def test_an_answer_leaves_no_kv_of_a_text_that_was_deleted_meanwhile(
         """The passages are found; now their document is deleted, here or by another replica."""
         if told:
             monkeypatch.setattr(collections, "_drop", lambda _: None)
-        with collections.lease("facts") as rag:
+        with collections.use("facts") as rag:
             collections.remove(rag, ["0"])
         if told:
             monkeypatch.undo()
@@ -167,7 +167,7 @@ def test_an_answer_waits_for_no_upload_to_drop_what_was_deleted_and_the_upload_d
     filled(client)
     collections = service_of(client.app).tenants.opened()[""].collections
     engine = engine_of(client.app)
-    with collections.lease("facts") as rag:
+    with collections.use("facts") as rag:
         collections.remove(rag, ["0"])
         engine.warm(FACTS[:1])  # as an answer does that had found it
 
@@ -306,13 +306,13 @@ def test_documents_ingested_on_the_command_line_are_the_default_collection(
         )
         filled(client, "index")  # the name of the folder in which the other one lies
         with (
-            service_of(client.app).tenants.lease(ANONYMOUS) as tenant,
-            tenant.collections.lease("default") as opened,
+            service_of(client.app).tenants.use(ANONYMOUS) as tenant,
+            tenant.collections.use("default") as opened,
         ):
             client.get("/v1/collections/index/documents")
         with (
-            service_of(client.app).tenants.lease(ANONYMOUS) as tenant,
-            tenant.collections.lease("default") as again,
+            service_of(client.app).tenants.use(ANONYMOUS) as tenant,
+            tenant.collections.use("default") as again,
         ):
             assert again is opened
         client.delete("/v1/collections/index")
@@ -387,8 +387,8 @@ def test_kv_that_a_cancelled_upload_leaves_is_not_computed_after_it(
     store(client, 2)
     texts = [f"The mill {number} is new." for number in range(2)]
     with (
-        service_of(client.app).tenants.lease(ANONYMOUS) as tenant,
-        tenant.collections.lease("facts") as rag,
+        service_of(client.app).tenants.use(ANONYMOUS) as tenant,
+        tenant.collections.use("facts") as rag,
     ):
         assert tenant.engine.delete(texts) == 2
         warmed = tenant.collections.warm("facts", rag, IngestReport(unchanged=("0", "1")), check)

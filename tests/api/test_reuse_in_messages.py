@@ -137,7 +137,7 @@ def test_a_passage_that_another_process_stored_is_known_without_a_request(
     filled(talk, "facts", passages()[:1])
     tenant = service_of(talk.app).tenants.opened()[""]
     before = tenant.chat.catalogue.passages.chars
-    with tenant.collections.lease("facts") as rag:
+    with tenant.collections.use("facts") as rag:
         rag.index.writer.ingest(
             [Document("other", passages()[1])]
         )  # past the collections' own methods

@@ -27,7 +27,7 @@ from ragkv.retrieval.rag import Corpus, Rag
 from ragkv.runtime import (
     Check,
     Closing,
-    LeasePool,
+    OpenPool,
     PausingCheck,
     acquired,
     no_check,
@@ -53,14 +53,14 @@ RESUMED = 4096
 # have more.
 OPEN_BYTES = 512 * MIB
 
-CollectionPool = LeasePool[CollectionKey, Rag]
+CollectionPool = OpenPool[CollectionKey, Rag]
 
 
 def collection_pool(limit: int) -> CollectionPool:
     """The open collections of all tenants: `limit`, with `OPEN_BYTES` of vectors, and those in use.
     A tenant that opens many closes its own.
     """
-    return LeasePool(
+    return OpenPool(
         limit,
         Rag.close,
         group=lambda key: key.path.parent,
@@ -114,15 +114,15 @@ class Collections(Closing):
             yield from self._texts_of(name)
 
     @contextmanager
-    def lease(self, name: str, param: str = "name") -> Iterator[Rag]:
-        """The collection `name`, which is neither closed nor erased during the lease.
+    def use(self, name: str, param: str = "name") -> Iterator[Rag]:
+        """The collection `name`, which is neither closed nor erased during the block.
 
         Raises `ApiError` 404 if there is none; `param` is the request field that names it.
         """
         if (key := self.folders.key(name)) is None:
             raise not_found("collection", name, param)
         try:
-            with self._pool.lease(key, lambda: self._open(name, key, param)) as collection:
+            with self._pool.use(key, lambda: self._open(name, key, param)) as collection:
                 yield collection
         except StoreError as error:
             if self.folders.key(name) != key:  # another process deleted it meanwhile
@@ -154,7 +154,7 @@ class Collections(Closing):
     def ingest(
         self, rag: Rag, parsed: Parsed, check: Check = no_check, allow: Check = no_check
     ) -> IngestReport:
-        """Store documents in a leased collection, without the KV. What `check` raises leaves the
+        """Store documents in a collection in use, without the KV. What `check` raises leaves the
         index as it was.
 
         `allow` raises if the tenant may not store them: of two requests that each fit alone, only
@@ -174,7 +174,7 @@ class Collections(Closing):
     def warm(
         self, name: str, rag: Rag, report: IngestReport, check: Check = no_check
     ) -> WarmReport:
-        """Compute and store the KV of the documents that an ingestion into the leased collection
+        """Compute and store the KV of the documents that an ingestion into the collection in use
         `name` has seen.
 
         What takes longer than `AT_ONCE_S` is left to the background, behind what questions miss;
@@ -211,7 +211,7 @@ class Collections(Closing):
     def remove(
         self, rag: Rag, document_ids: Sequence[str], check: Check = no_check
     ) -> IngestReport:
-        """Delete documents of a leased collection, and the KV of texts that no collection holds any
+        """Delete documents of a collection in use, and the KV of texts that no collection holds any
         more. What `check` raises leaves all as it was.
         """
         with self._changing(check):

@@ -152,7 +152,7 @@ async def delete_document(
     """Delete it, and the KV of every text that no other document holds."""
 
     def work(tenant: Tenant, check: Check) -> bool:
-        with tenant.collections.lease(name) as collection:
+        with tenant.collections.use(name) as collection:
             return bool(tenant.collections.remove(collection, [document_id], check).deleted)
 
     if not await call.run(work, deletes=True):
@@ -200,7 +200,7 @@ async def _body(request: Request) -> bytes:
 def _ingest(
     principal: Principal, name: str, parsed: Parsed, tenant: Tenant, check: Check
 ) -> schemas.IngestResponse:
-    with tenant.collections.lease(name) as collection:
+    with tenant.collections.use(name) as collection:
         index = collection.index
 
         def allow() -> None:

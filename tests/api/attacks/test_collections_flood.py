@@ -95,8 +95,8 @@ def test_a_deletion_hides_the_collection_and_waits_for_requests_that_use_it(
     client: TestClient,
 ) -> None:
     filled(client)
-    with service_of(client.app).tenants.lease(ANONYMOUS) as tenant:  # type: ignore[arg-type]
-        with tenant.collections.lease("facts") as collection:
+    with service_of(client.app).tenants.use(ANONYMOUS) as tenant:  # type: ignore[arg-type]
+        with tenant.collections.use("facts") as collection:
             deletion = begin(tenant.collections.delete, "facts")
             until(lambda: client.get("/v1/collections/facts").status_code == 404)
             assert (
@@ -119,9 +119,9 @@ def test_documents_for_a_collection_that_another_process_deletes_get_404(
 ) -> None:
     filled(client)
     with (
-        service_of(client.app).tenants.lease(ANONYMOUS) as tenant,  # type: ignore[arg-type]
+        service_of(client.app).tenants.use(ANONYMOUS) as tenant,  # type: ignore[arg-type]
         pytest.raises(ApiError, match="There is no collection 'facts'"),
-        tenant.collections.lease("facts") as collection,
+        tenant.collections.use("facts") as collection,
     ):
         delete_in_another_process(tmp_path, "facts").create("facts", print)
         tenant.collections.ingest(collection, Parsed([Document("late", "The new harbour.")]))

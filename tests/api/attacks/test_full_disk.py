@@ -38,7 +38,7 @@ def stored(client: TestClient, name: str, count: int = 3) -> list[Any]:
     assert sent.status_code == 201, sent.text
     engine = engine_of(client.app)
     engine.flush()
-    with client.app.state.service.tenants.lease(ANONYMOUS) as tenant:  # type: ignore[attr-defined]
+    with client.app.state.service.tenants.use(ANONYMOUS) as tenant:  # type: ignore[attr-defined]
         passages = set(tenant.collections.folders.texts(tenant.collections.folders.key(name).path))
     return engine.entries.keys([engine.chunk(text) for text in passages])
 

@@ -166,7 +166,7 @@ def test_a_prompt_waits_until_another_one_of_its_tenant_is_prepared(
 ) -> None:
     with client_of(app_on(reader, tmp_path, queue=QueueConfig(deadline_s=0.2))) as client:
         filled(client)
-        with service_of(client.app).tenants.lease(ANONYMOUS) as tenant:  # type: ignore[arg-type]
+        with service_of(client.app).tenants.use(ANONYMOUS) as tenant:  # type: ignore[arg-type]
             tenant._preparing = threading.Semaphore(0)
             asked = client.post("/v1/ask", json=ASK), client.post("/v1/chat/completions", json=CHAT)
     assert [one.status_code for one in asked] == [504, 504]

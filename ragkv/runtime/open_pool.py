@@ -1,5 +1,5 @@
-"""Open values that are leased: opened at the first lease, closed when too many are open and nothing
-leases them.
+"""Open values: each is opened at its first use, and closed when too many are open and nothing uses
+it.
 """
 
 import logging
@@ -23,17 +23,17 @@ class _Slot(Generic[V]):
     """The place of one key in the pool's table."""
 
     def __init__(self) -> None:
-        self.users = 0  # leases; guarded by the table's lock
-        self.discarded = False  # to be closed when its last lease ends; guarded by the table's lock
+        self.users = 0  # guarded by the table's lock
+        self.discarded = False  # to be closed when its last use ends; guarded by the table's lock
         self.lock = threading.Lock()  # held while the value is opened or closed
         self.value: V | None = None
 
 
-class LeasePool(Closing, Generic[K, V]):
-    """Open values by key. Thread-safe; values of other keys can be leased while one is opened or
+class OpenPool(Closing, Generic[K, V]):
+    """Open values by key. Thread-safe; values of other keys can be used while one is opened or
     closed.
 
-    A leased value is never closed, except when the whole pool is. If there are too many, the value
+    A value in use is never closed, except when the whole pool is. If there are too many, the value
     to be closed is one of the group that has the most: the one that was idle longest. So a group
     that opens many closes its own. If they keep too many bytes, it is the one that was idle longest.
     """
@@ -47,7 +47,7 @@ class LeasePool(Closing, Generic[K, V]):
         most_bytes: int = 0,
         bytes_of: Callable[[V], int] = lambda _: 0,
     ) -> None:
-        """`limit` values stay open, and more while all of them are leased. What `close` raises is
+        """`limit` values stay open, and more while all of them are in use. What `close` raises is
         logged.
 
         Those that keep bytes in memory, as `bytes_of` says, keep `most_bytes` together; one of them
@@ -66,8 +66,8 @@ class LeasePool(Closing, Generic[K, V]):
         self._closed = False
 
     @contextmanager
-    def lease(self, key: K, open_value: Callable[[], V]) -> Iterator[V]:
-        """The value of `key`, open until the lease ends; `open_value` opens it. Blocks while it is
+    def use(self, key: K, open_value: Callable[[], V]) -> Iterator[V]:
+        """The value of `key`, open until the block ends; `open_value` opens it. Blocks while it is
         opened or closed.
 
         Raises what `open_value` raises.
@@ -90,8 +90,8 @@ class LeasePool(Closing, Generic[K, V]):
             return {key: slot.value for key, slot in self._slots.items() if slot.value is not None}
 
     def discard(self, key: K, wait: bool = True) -> None:
-        """Close the value of `key` when its last lease ends; with `wait`, return after that. New
-        leases wait.
+        """Close the value of `key` when its last use ends; with `wait`, return after that. New
+        uses wait.
         """
         with self._changed:
             slot = self._slots.get(key)
@@ -105,7 +105,7 @@ class LeasePool(Closing, Generic[K, V]):
                 self._changed.wait_for(lambda: not self._is_going(key))
 
     def close(self) -> None:
-        """Close every value, leased or not, and refuse new leases."""
+        """Close every value, in use or not, and refuse new uses."""
         with self._changed:
             self._closed = True
             slots = list(self._slots.values())
@@ -128,7 +128,7 @@ class LeasePool(Closing, Generic[K, V]):
             raise RagKVError("The server is closed.")
 
     def _is_going(self, key: K) -> bool:
-        """Whether a value of `key` is being closed, or will be when its last lease ends."""
+        """Whether a value of `key` is being closed, or will be when its last use ends."""
         slot = self._slots.get(key)
         return key in self._closing or (slot is not None and slot.discarded)
 
@@ -145,7 +145,7 @@ class LeasePool(Closing, Generic[K, V]):
         self._close_idle()
 
     def _close_idle(self) -> None:
-        """Close idle values until there are no more than `limit`, or all are leased; and those with
+        """Close idle values until there are no more than `limit`, or all are in use; and those with
         bytes until they have no more than `most_bytes`.
         """
         while True:

@@ -1,4 +1,4 @@
-"""A pool of leased values: how many are open, which are closed, and that a leased one is not."""
+"""A pool of open values: how many are open, which are closed, and that one in use is not."""
 
 import random
 import threading
@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ragkv.errors import RagKVError
-from ragkv.runtime import LeasePool
+from ragkv.runtime import OpenPool
 from tests.faults import raising
 from tests.scheduling.helpers import begin
 
@@ -46,13 +46,13 @@ class Openings:
         return {key for key, count in self.open.items() if count}
 
 
-def pool_of(openings: Openings, limit: int) -> LeasePool[str, str]:
-    return LeasePool(limit, openings.close, group=lambda key: key[0])
+def pool_of(openings: Openings, limit: int) -> OpenPool[str, str]:
+    return OpenPool(limit, openings.close, group=lambda key: key[0])
 
 
-def use(pool: LeasePool[str, str], openings: Openings, *keys: str) -> None:
+def use(pool: OpenPool[str, str], openings: Openings, *keys: str) -> None:
     for key in keys:
-        with pool.lease(key, openings.opener(key)) as value:
+        with pool.use(key, openings.opener(key)) as value:
             assert value == key
 
 
@@ -72,22 +72,22 @@ def test_a_group_that_opens_many_values_closes_its_own() -> None:
 
 def test_values_that_keep_too_many_bytes_are_closed_and_one_may_keep_more() -> None:
     openings = Openings()
-    pool = LeasePool(9, openings.close, most_bytes=10, bytes_of=lambda key: int(key[1:]))
+    pool = OpenPool(9, openings.close, most_bytes=10, bytes_of=lambda key: int(key[1:]))
     use(pool, openings, "a4", "b0", "c6")
     assert openings.names == {"a4", "b0", "c6"}
     use(pool, openings, "d1")
     assert openings.names == {"b0", "c6", "d1"}, "the one that was idle longest was closed"
     use(pool, openings, "e99", "e99")
     assert openings.names == {"b0", "e99"} and openings.opened.count("e99") == 1
-    with pool.lease("e99", openings.opener("e99")):
+    with pool.use("e99", openings.opener("e99")):
         use(pool, openings, "a4")
         assert openings.names == {"b0", "e99"}, "one in use stays, and the idle one is closed"
 
 
-def test_while_all_are_leased_one_more_is_open_and_then_the_limit_holds_again() -> None:
+def test_while_all_are_in_use_one_more_is_open_and_then_the_limit_holds_again() -> None:
     openings = Openings()
     pool = pool_of(openings, 1)
-    with pool.lease("a1", openings.opener("a1")):
+    with pool.use("a1", openings.opener("a1")):
         use(pool, openings, "a2")
         assert openings.names == {"a1"} and openings.most == 2
 
@@ -97,26 +97,26 @@ def test_a_value_that_cannot_be_opened_takes_no_place() -> None:
     pool = pool_of(openings, 1)
     with (
         pytest.raises(ValueError, match="damaged"),
-        pool.lease("a1", raising(ValueError("damaged"))),
+        pool.use("a1", raising(ValueError("damaged"))),
     ):
         pass
     use(pool, openings, "a2")
     assert pool.opened() == {"a2": "a2"}
 
 
-def test_discarding_waits_for_the_last_lease_and_closes_the_value() -> None:
+def test_discarding_waits_for_the_last_use_and_closes_the_value() -> None:
     openings = Openings()
     pool = pool_of(openings, 2)
-    leased = threading.Event()
+    used = threading.Event()
     ends = threading.Event()
 
     def hold() -> None:
-        with pool.lease("a1", openings.opener("a1")):
-            leased.set()
+        with pool.use("a1", openings.opener("a1")):
+            used.set()
             ends.wait(60)
 
     holder = begin(hold)
-    leased.wait(60)
+    used.wait(60)
     discarder = begin(pool.discard, "a1")
     discarder.join(0.05)
     assert discarder.is_alive() and openings.names == {"a1"}
@@ -127,18 +127,18 @@ def test_discarding_waits_for_the_last_lease_and_closes_the_value() -> None:
     holder.join()
 
 
-def test_closing_the_pool_closes_every_value_and_refuses_new_leases() -> None:
+def test_closing_the_pool_closes_every_value_and_refuses_new_uses() -> None:
     openings = Openings()
     pool = pool_of(openings, 3)
     use(pool, openings, "a1", "a2")
     pool.close()
     pool.close()
     assert openings.names == set()
-    with pytest.raises(RagKVError), pool.lease("a1", openings.opener("a1")):
+    with pytest.raises(RagKVError), pool.use("a1", openings.opener("a1")):
         pass
 
 
-def test_threads_that_lease_and_discard_at_random_find_their_values_open() -> None:
+def test_threads_that_use_and_discard_at_random_find_their_values_open() -> None:
     openings = Openings(0.0002)
     pool = pool_of(openings, 3)
 
@@ -149,7 +149,7 @@ def test_threads_that_lease_and_discard_at_random_find_their_values_open() -> No
             if order.random() < 0.2:
                 pool.discard(key, wait=order.random() < 0.5)
                 continue
-            with pool.lease(key, openings.opener(key)) as value:
+            with pool.use(key, openings.opener(key)) as value:
                 assert value == key and openings.open[key] == 1
                 time.sleep(0.0002)
                 assert openings.open[key] == 1
