@@ -17,7 +17,7 @@ from ragkv.errors import RagKVError, SessionConflictError
 from ragkv.fusion import AskingSelector
 from ragkv.prompt import Prefill, PrefillOptions
 from ragkv.prompt.history import Block, History, Part, PartKind
-from ragkv.runtime import Closing
+from ragkv.runtime import Closing, openmp
 from ragkv.types import Text
 
 from .homes import Home, Homes
@@ -73,7 +73,10 @@ class FusingQueue(Closing):
         return time.monotonic() - self._progress > self._settings.timeout_s
 
     def wait(self, seconds: float) -> None:
-        """Return when a job has ended since the last call, after `seconds` at the latest."""
+        """Return when a job has ended since the last call, after `seconds` at the latest. vLLM's
+        thread has no OpenMP pool meanwhile: an idle one makes those of the fusing threads slow.
+        """
+        openmp.release_threads()
         self._ended.wait(seconds)
         self._ended.clear()
 
