@@ -362,7 +362,7 @@ def test_documents_are_stored_before_their_kv_and_the_answer_says_how_much_kv_is
 ) -> None:
     client.get("/v1/collections")
     with ThreadPoolExecutor(1) as pool:
-        with engine_of(client.app).scheduler.computing():  # no chunk can be computed
+        with engine_of(client.app).parts.scheduler.computing():  # no chunk can be computed
             stored = pool.submit(store, client, 60)
             wait_until(lambda: client.get("/v1/collections/facts").json().get("documents") == 60)
             service_of(client.app).cut()

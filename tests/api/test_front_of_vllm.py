@@ -397,7 +397,7 @@ def test_a_tenant_with_a_name_is_fused_from_its_own_kv_if_both_servers_have_a_se
 
 def test_an_answer_in_full_because_the_gate_found_nothing_says_so(front: Front) -> None:
     slow = point("first-k", 0.5, 0.9)
-    engine_of(front.app).controller.methods.gate_result = result(slow)
+    engine_of(front.app).parts.controller.methods.gate_result = result(slow)
     body = {name: value for name, value in ASK.items() if name != "ratio"}
     reuse = front.client.post("/v1/ask", json=body).json()["reuse"]
     assert reuse["computed"] == reuse["tokens"]

@@ -91,7 +91,7 @@ def test_a_disconnect_cancels_the_answer_and_stores_no_turn(
 def test_a_disconnect_ends_requests_that_wait_for_the_model(app: FastAPI, url: str) -> None:
     with plain(url) as client:
         client.post("/v1/chat/completions", json={**BODY, "max_tokens": 1})
-    with engine_of(app).scheduler.computing():  # no request can compute
+    with engine_of(app).parts.scheduler.computing():  # no request can compute
         connections = [raw(url, {**BODY, "stream": stream}) for stream in (True, False, True)]
         wait_until(lambda: working(app) == 3 and queue(app).waiting + queue(app).admitted == 3)
         for connection in connections:
@@ -103,8 +103,10 @@ def test_a_disconnect_ends_requests_that_wait_for_the_model(app: FastAPI, url: s
 
 def after_the_deadline(patch: pytest.MonkeyPatch) -> None:
     """Let the deadlines of all requests have passed."""
-    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + 600.0, sleep=time.sleep)
-    patch.setattr("ragkv.scheduling.scheduler.time", clock)
+    clock = SimpleNamespace(
+        perf_counter=lambda: time.perf_counter() + 600.0, monotonic=time.monotonic
+    )
+    patch.setattr("ragkv.runtime.waiting.time", clock)
 
 
 def test_a_passed_deadline_is_a_504_or_an_error_event_in_a_stream(

@@ -50,7 +50,7 @@ def hand_made(made: Engine, disk_token_s: float) -> Profile:
     """
     token_bytes = made.stats().kv_bytes_per_token
     return Profile(
-        subject=made.profiler.present.subject,
+        subject=made.parts.profiler.present.subject,
         layers=4,
         kv_bytes_per_token=token_bytes,
         stored_bytes_per_token=float(token_bytes),
@@ -184,7 +184,7 @@ def test_a_profile_of_another_machine_is_not_used_and_the_note_says_what_differs
         )
         save(theirs, tmp_path)
         with pytest.raises(ProfileError, match="threads is 77"):
-            made.profiler.use(theirs)
+            made.parts.profiler.use(theirs)
     with engine(tmp_path) as made:
         made.warm(CHUNKS)
         reuse = made.prefill(QUESTION, CHUNKS).reuse
@@ -198,7 +198,7 @@ def test_a_tier_that_was_not_measured_never_fails_a_request(tmp_path: Path) -> N
         only_memory = dataclasses.replace(
             hand_made(made, 0.004), tiers={"memory": TierSpeed(0.0, 0.0)}
         )
-        made.profiler.use(only_memory)
+        made.parts.profiler.use(only_memory)
         reuse = made.prefill(QUESTION, CHUNKS).reuse
     assert reuse.ratio == 0.15
     assert "no tier 'disk'" in reuse.decision[0]
@@ -229,9 +229,9 @@ def test_what_requests_took_leads_to_the_quickest_choice_also_if_some_chunks_are
         )
 
     with filed(tmp_path, disk_token_s=0.004) as made:
-        control = made.controller
+        control = made.parts.controller
         token_bytes = made.stats().kv_bytes_per_token
-        made.profiler.use(
+        made.parts.profiler.use(
             dataclasses.replace(control.present.profile, prefill=LengthFit(0.0, 0.03 * whole, 0.0))
         )
         learn = control.learn
@@ -290,7 +290,7 @@ def test_the_policies_threshold_is_what_the_profile_computes_within_the_target(
         )
         with Engine(tiny_models.model("llama"), config=settings) as made:
             quick = dataclasses.replace(hand_made(made, 0.004), prefill=LengthFit(0.0, 0.025, 0.0))
-            made.profiler.use(quick)
+            made.parts.profiler.use(quick)
             told: list[Policy] = []
             for tier in made.conversations.blocks.writer.store.tiers:
                 told.append(tier.ledger.informed_policy())
@@ -325,12 +325,12 @@ def test_a_new_profile_is_not_corrected_by_what_was_measured_against_the_old_one
     tmp_path: Path,
 ) -> None:
     with filed(tmp_path, disk_token_s=0.004) as made:
-        present = made.controller.present
+        present = made.parts.controller.present
         before = made.prefill(QUESTION, CHUNKS).reuse.ratio
         for _ in range(OUTCOMES):
             present.compare("disk", 100.0, 1.0)
         assert "corrected" in " ".join(made.prefill(QUESTION, CHUNKS).reuse.decision)
-        made.profiler.use(present.profile)
+        made.parts.profiler.use(present.profile)
         again = made.prefill(QUESTION, CHUNKS).reuse
     assert "corrected" not in " ".join(again.decision)
     assert again.ratio == before
@@ -338,13 +338,13 @@ def test_a_new_profile_is_not_corrected_by_what_was_measured_against_the_old_one
 
 def test_r_star_is_the_gate_results_ratio(tmp_path: Path) -> None:
     with filed(tmp_path, disk_token_s=1e-6) as made:
-        made.controller.methods.gate_result = gate_result(agreement=1.0)
+        made.parts.controller.methods.gate_result = gate_result(agreement=1.0)
         assert made.prefill(QUESTION, CHUNKS).reuse.ratio == 0.3
 
 
 def test_a_gate_result_that_refuses_fusion_leads_to_full_prefills(tmp_path: Path) -> None:
     with filed(tmp_path, disk_token_s=0.004) as made:
-        made.controller.methods.gate_result = gate_result(agreement=0.5)
+        made.parts.controller.methods.gate_result = gate_result(agreement=0.5)
         reuse = made.prefill(QUESTION, CHUNKS).reuse
     assert (reuse.computed, reuse.decision) == (S, ())
 

@@ -18,12 +18,12 @@ def test_a_measured_profile_is_saved_and_used_by_the_next_engine(tmp_path: Path)
     steps: list[tuple[int, int]] = []
     with engine(tmp_path) as made:
         on_progress = lambda done, total: steps.append((done, total))  # noqa: E731
-        measured = made.profiler.measure(quick=True, on_progress=on_progress)
+        measured = made.parts.profiler.measure(quick=True, on_progress=on_progress)
         made.warm(CHUNKS)
         assert made.prefill(QUESTION, CHUNKS).reuse.decision
     assert steps == sorted(steps) and steps[-1][0] == steps[-1][1]
     with engine(tmp_path) as again:
-        assert again.controller.present.profile == measured
+        assert again.parts.controller.present.profile == measured
         assert again.prefill(QUESTION, CHUNKS).reuse.decision
     assert set(measured.tiers) == {"memory", "disk"}
     assert measured.tiers["memory"].per_byte_s < 1e-9 and measured.tiers["disk"].points
@@ -38,7 +38,7 @@ def test_a_tier_of_another_kind_is_measured_if_it_is_in_the_store(tmp_path: Path
     config = EngineConfig(StoreConfig(directory=str(tmp_path)), controller=ControllerConfig(False))
     with Engine(tiny_models.model("llama"), config=config, store=toy) as made:
         on_progress = lambda done, total: steps.append((done, total))  # noqa: E731
-        measured = made.profiler.measure(quick=True, on_progress=on_progress)
+        measured = made.parts.profiler.measure(quick=True, on_progress=on_progress)
     assert steps == sorted(steps) and steps[-1][0] == steps[-1][1]
     assert set(measured.tiers) == {"memory", ToyTier.kind.value}
     assert measured.tiers[ToyTier.kind.value].points
@@ -50,17 +50,20 @@ def test_an_engine_without_a_profile_measures_one_while_no_request_runs(
 ) -> None:
     monkeypatch.setattr("ragkv.control.profiler.QUIET_S", 0.01)
     with engine(tmp_path, measure=True) as made:
-        with made.scheduler.request():  # nothing is measured while one runs
-            assert not made.profiler.present.file.exists()
-        made.profiler._thread.join()
-        measured = made.controller.present.profile
+        with made.parts.scheduler.request():  # nothing is measured while one runs
+            assert not made.parts.profiler.present.file.exists()
+        made.parts.profiler._thread.join()
+        measured = made.parts.controller.present.profile
     with engine(tmp_path, measure=True) as again:  # and once only
-        assert again.profiler._thread is None and again.controller.present.profile == measured
+        assert (
+            again.parts.profiler._thread is None
+            and again.parts.controller.present.profile == measured
+        )
 
 
 def test_an_engine_that_closes_drops_the_measurement_under_way(tmp_path: Path) -> None:
     with engine(tmp_path, measure=True) as made:
-        thread = made.profiler._thread
+        thread = made.parts.profiler._thread
     assert not thread.is_alive() and not (tmp_path / "profile.json").exists()
 
 
@@ -69,10 +72,10 @@ def test_without_a_directory_memory_alone_is_measured_and_the_users_cache_keeps_
 ) -> None:
     monkeypatch.setattr("ragkv.control.present_profile.cache_folder", lambda kind: tmp_path / kind)
     with engine(None, memory=True) as made:
-        measured = made.profiler.measure(quick=True)
+        measured = made.parts.profiler.measure(quick=True)
         assert set(measured.tiers) == {"memory"}
         made.warm(CHUNKS)
         assert made.prefill(QUESTION, CHUNKS).reuse.decision
     assert [path.name for path in (tmp_path / "profiles").iterdir()] == ["profile.json"]
     with engine(None, memory=True) as again:
-        assert again.controller.present.profile == measured
+        assert again.parts.controller.present.profile == measured

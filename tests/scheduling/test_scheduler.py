@@ -215,9 +215,9 @@ class Cancellation:
         self.event.set()
         if self.error is DeadlineError:
             clock = SimpleNamespace(
-                perf_counter=lambda: time.perf_counter() + 600.0, sleep=time.sleep
+                perf_counter=lambda: time.perf_counter() + 600.0, monotonic=time.monotonic
             )
-            self._patch.setattr("ragkv.scheduling.scheduler.time", clock)
+            self._patch.setattr("ragkv.runtime.waiting.time", clock)
 
 
 @pytest.fixture(params=["cancel", "deadline"])

@@ -211,11 +211,13 @@ class TestDeletion:
 def test_an_answer_waits_for_missed_chunks_no_longer_than_its_deadline(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    late = SimpleNamespace(perf_counter=lambda: time.perf_counter() + 600.0, sleep=time.sleep)
+    late = SimpleNamespace(
+        perf_counter=lambda: time.perf_counter() + 600.0, monotonic=time.monotonic
+    )
     settle = engine.settle
 
     def settle_late(claim: Claim) -> None:
-        monkeypatch.setattr("ragkv.scheduling.scheduler.time", late)
+        monkeypatch.setattr("ragkv.runtime.waiting.time", late)
         settle(claim)
 
     monkeypatch.setattr(engine, "settle", settle_late)
