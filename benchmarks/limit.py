@@ -2,11 +2,13 @@
 of scattered rows, placing and small products cost beyond the rows themselves.
 
     python -m benchmarks.limit [--quick] [--shapes smollm2 qwen2.5-0.5b] [--lengths 900 1800 4000]
+    python -m benchmarks.limit --shapes smollm2 --lengths 1800 --ratios .15 --profile
 
 Full recompute is our own, in the same run; actions alternate, and the table has medians and the
 best times. The share of rows is what the engine reports: rows times layers, extra passes counted.
 "smollm2" is the real model, other shapes have random weights. Entries are random (neither changes
-time), in int8 in memory, in chunks of 128 tokens, and every one of them is fused.
+time), in int8 in memory, in chunks of 128 tokens, and every one of them is fused. `--profile` also
+prints what torch's operations took in one run of each method.
 """
 
 import argparse
@@ -18,6 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import report
 from benchmarks.random_model import SHAPES
@@ -84,6 +87,8 @@ def _measured(model: Any, shape: str, tokens: int, options: argparse.Namespace) 
         shares = {method: action().reuse.compute for method, action in actions.items()}
         clock = time.thread_time if options.processor_time else time.perf_counter
         times = _alternated(actions, options.runs, clock)
+        if options.profile:
+            _print_profiles(actions)
         median = {method: statistics.median(taken) for method, taken in times.items()}
         best = {method: min(taken) for method, taken in times.items()}
         full = methods[0]
@@ -111,8 +116,18 @@ def _alternated(
     return times
 
 
+def _print_profiles(actions: Mapping[Method, Callable[[], Any]]) -> None:
+    """The operations of torch that took longest, each without those that it calls."""
+    for method, action in actions.items():
+        with profile(activities=[ProfilerActivity.CPU]) as profiled:
+            action()
+        print(f"\n{method.name}, ratio {method.ratio:.2f}")
+        print(profiled.key_averages().table(sort_by="self_cpu_time_total", row_limit=20))
+
+
 def _options() -> argparse.Namespace:
     parser = report.parser(__doc__, quick="a tiny shape", threads=1, runs=5)
+    parser.add_argument("--profile", action="store_true", help="print what operations took")
     parser.add_argument(
         "--shapes", nargs="+", choices=[REAL, *sorted(SHAPES)], default=[REAL, "qwen2.5-0.5b"]
     )

@@ -5,7 +5,6 @@ end in the opposite order (`Parts.close`). Most parts are plain values until the
 """
 
 import logging
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -32,7 +31,7 @@ from .prompt import (
 )
 from .prompt.history import BlockWriter
 from .prompt.template import template_runs
-from .runtime import is_missing
+from .runtime import close_elsewhere, is_missing
 from .scheduling import IdleTime, Scheduler
 from .scheduling.encoding import BackgroundEncoder, Encoder, neutral_ids
 from .store import Entry, Identity, JobQueue, Store, TierKind, open_store
@@ -76,7 +75,7 @@ class Parts:
         uses, once it has ended.
         """
         if self.idle_time.compute.lock.is_mine:
-            self._close_elsewhere()
+            close_elsewhere(self.close)
             return
         with ExitStack() as used:  # the last one first
             used.callback(self.fusor.readers.close)
@@ -88,19 +87,7 @@ class Parts:
             finally:
                 if not self.entries.background.close():
                     used.pop_all()
-                    self._close_elsewhere()
-
-    def close_dropped(self) -> None:
-        """Close the parts of an engine that nobody closed: the process ends, or nobody holds it."""
-        if not threading.main_thread().is_alive():  # the process ends
-            self.close()
-            return
-        log.warning("An engine was dropped without being closed, and is closed now: call `close`.")
-        # The garbage collector may call this on a thread that holds a lock which closing waits for.
-        self._close_elsewhere()
-
-    def _close_elsewhere(self) -> None:
-        threading.Thread(target=self.close, name="ragkv-closer").start()
+                    close_elsewhere(self.close)
 
 
 def assembled(

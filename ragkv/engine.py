@@ -31,7 +31,7 @@ from .prompt import (
     StartedAnswer,
     Task,
 )
-from .runtime import Check, Claim, Closing, no_check, openmp
+from .runtime import Check, Claim, Closing, close_dropped, no_check, openmp
 from .runtime.arguments import check_kind
 from .store import Store
 from .types import Answer, Chunk, TokenEvent
@@ -70,7 +70,7 @@ class Engine(Closing):
         self.store = self.parts.store
         # Runs when the engine is garbage-collected or the process ends: no thread may be inside the
         # model then.
-        self._unclosed = weakref.finalize(self, self.parts.close_dropped)
+        self._unclosed = weakref.finalize(self, close_dropped, "An engine", self.parts.close)
         # this thread loaded and packed weights; another one may compute next
         openmp.release_threads()
 

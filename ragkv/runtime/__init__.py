@@ -5,7 +5,7 @@ store.
 from . import openmp
 from .addresses import is_loopback
 from .byte_cache import ByteCache, cached_by_bytes
-from .closing import Closing
+from .closing import Closing, close_dropped, close_elsewhere
 from .files import (
     DAMAGED,
     aside_of,
@@ -61,6 +61,8 @@ __all__ = [
     "available_bytes",
     "cache_folder",
     "cached_by_bytes",
+    "close_dropped",
+    "close_elsewhere",
     "cores",
     "counted",
     "cpu_features",

@@ -1,7 +1,14 @@
-"""A base class for resources that are closed when their `with` block ends. Pure Python."""
+"""Resources that are closed when their `with` block ends, and those that nobody closed. Pure
+Python.
+"""
 
+import logging
+import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Self
+
+log = logging.getLogger(__name__)
 
 
 class Closing(ABC):
@@ -16,3 +23,20 @@ class Closing(ABC):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def close_dropped(what: str, close: Callable[[], None]) -> None:
+    """Close the parts of a resource that nobody closed: the process ends, or nobody holds it any
+    more. For `weakref.finalize`; `what` names it in the log, and `close` must not refer to it.
+    """
+    if not threading.main_thread().is_alive():  # the process ends
+        close()
+        return
+    log.warning("%s was dropped without being closed, and is closed now: call its `close`.", what)
+    # The garbage collector may call this in a thread that holds a lock which closing waits for.
+    close_elsewhere(close)
+
+
+def close_elsewhere(close: Callable[[], None]) -> None:
+    """Call `close` on a thread of its own, for which the process waits at its end."""
+    threading.Thread(target=close, name="ragkv-closer").start()

@@ -16,9 +16,8 @@ import weakref
 from collections.abc import Sequence
 from functools import partial
 
-from ragkv.runtime import Closing
+from ragkv.runtime import Closing, close_dropped
 
-from .closing import close_dropped, close_parts
 from .contents import Contents, deleted_everywhere
 from .copying import TierCopies, or_none
 from .durable import DurableTiers
@@ -59,7 +58,8 @@ class Store(Closing):
         self.limits = StoreLimits(self.tiers, copies)
         # At the end of the process the newest is closed first: an engine before its store, in which
         # it still saves.
-        self._unclosed = weakref.finalize(self, close_dropped, self.prefetcher, copies, self.tiers)
+        self._close_parts = partial(_close, self.prefetcher, copies, self.tiers)
+        self._unclosed = weakref.finalize(self, close_dropped, "A store", self._close_parts)
 
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
         """Pin and open the entry of these tokens in the fastest tier that has it, or `None`.
@@ -158,4 +158,12 @@ class Store(Closing):
         are closed.
         """
         self._unclosed.detach()
-        close_parts(self.prefetcher, self._copies, self.tiers)
+        self._close_parts()
+
+
+def _close(prefetcher: Prefetcher, copies: TierCopies, tiers: Sequence[Tier]) -> None:
+    """Write what waits, and close every tier. Twice is harmless."""
+    prefetcher.close()
+    copies.close()
+    for tier in tiers:
+        or_none("close a tier", tier.close)

@@ -259,6 +259,28 @@ class TestTtl:
             assert [info.session_id for info in engine.conversations.list()] == ["busy"]
             assert files(tmp_path) == 1 == len(list((tmp_path / "sessions").iterdir()))
 
+    def test_an_idle_conversation_waits_to_be_cleared_once_however_often_it_is_looked_for(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with engine_at(tmp_path, session=dict(ttl_s=10.0)) as engine:
+            clock = Clock(engine)
+            talk(engine, "idle")
+            engine.flush()
+            jobs: list[Any] = []
+            monkeypatch.setattr(engine.conversations.blocks.writer, "then", jobs.append)
+            for _ in range(3):  # the writer is busy, so no job of these is done
+                clock.now += 11
+                engine.conversations.sessions.sweep()
+            assert len(jobs) == 1
+            monkeypatch.undo()
+            jobs[0]()
+            assert engine.conversations.list() == ()
+            talk(engine, "idle")  # and idle again
+            clock.now += 11
+            engine.conversations.sessions.sweep()
+            engine.flush()
+            assert engine.conversations.list() == () and files(tmp_path) == 0
+
     def test_a_session_does_not_expire_while_one_of_its_turns_runs(self, tmp_path: Path) -> None:
         with engine_at(tmp_path, session=dict(ttl_s=10.0)) as engine:
             clock = Clock(engine)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,9 @@ import transformers
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.runtime import ThreadChoice, openmp
+from ragkv.vllm.fusing import FusingQueue
+from ragkv.vllm.homes import Homes
+from ragkv.vllm.settings import ConnectorSettings
 from tests import tiny_models
 from tests.scheduling.helpers import until
 
@@ -66,6 +70,18 @@ def tasks() -> set[int]:
 def workers(before: set[int]) -> int:
     """How many threads are new and are not Python's."""
     return len(tasks() - before - {thread.native_id for thread in threading.enumerate()})
+
+
+def test_vllms_thread_has_no_pool_while_it_waits_for_a_prompt(
+    elsewhere: Callable[..., None],
+) -> None:
+    homes = mock.MagicMock(spec=Homes)
+    with FusingQueue(homes, ConnectorSettings()) as queue:
+        before = tasks()
+        elsewhere(MUCH.sum)
+        assert workers(before) == 1
+        elsewhere(lambda: queue.wait(0.0))
+        until(lambda: workers(before) == 0)
 
 
 def test_a_thread_that_computes_has_a_pool_until_it_releases_it(

@@ -373,7 +373,7 @@ def test_a_store_that_is_dropped_writes_what_waits_is_closed_and_says_so(
     store.put(make_entry(1))
     del store  # it does not wait for the disk: any thread may collect garbage
     disk.go.set()
-    (closing,) = (one for one in threading.enumerate() if one.name == "ragkv-close-store")
+    (closing,) = (one for one in threading.enumerate() if one.name == "ragkv-closer")
     closing.join(60)
     assert "dropped without being closed" in caplog.text
     with open_store(config(tmp_path)) as again:

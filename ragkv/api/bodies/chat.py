@@ -152,7 +152,7 @@ class ChatRequest(ClientPart, SamplingFields):
 
     @property
     def engine_options(self) -> AnswerOptions:
-        """The engine's options for prefill and sampling."""
+        """The engine's options for prefill and sampling, without the answer's form."""
         options: AnswerOptions = self.ragkv.engine_options if self.ragkv else {}
         if self.logprobs:
             options["logprobs"] = self.top_logprobs or 0
@@ -164,5 +164,4 @@ class ChatRequest(ClientPart, SamplingFields):
             **options,
             **cast("AnswerOptions", sampling),
             "stop": tuple(stop),
-            "response_format": self.parsed_form(),
         }
