@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from ragkv import Engine, EngineConfig
 from ragkv.api.keys import KeyFile
 from ragkv.api.settings import QueueConfig, VllmConfig
+from ragkv.errors import UnsupportedError
 from ragkv.vllm.front.salts import SECRET_VARIABLE
 from tests.control.test_gate_result import point, result
 
@@ -117,6 +118,15 @@ def test_answer_sources_and_report_are_those_of_ragkvs_engine(front: Front) -> N
     (sent,) = front.fake.bodies
     assert len(sent["prompt"]) == found["reuse"]["tokens"]
     assert front.ask(reuse="none").json()["reuse"]["computed"] == found["reuse"]["tokens"]
+
+
+def test_kv_of_a_prompt_is_refused_before_anything_is_sent(front: Front) -> None:
+    engine = engine_of(front.app)
+    with pytest.raises(UnsupportedError, match="makes no KV of prompts"):
+        engine.prefill([1, 2], [])
+    with pytest.raises(UnsupportedError, match="makes no KV of prompts"):
+        engine.append(engine.session("s"), [1, 2], [3])
+    assert front.fake.bodies == [] and engine.session("s").turns == 0
 
 
 def test_a_stream_has_the_events_of_ragkvs_engine(front: Front) -> None:

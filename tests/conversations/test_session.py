@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ragkv import Engine
-from ragkv.errors import InputError, SessionUnavailableError
+from ragkv.errors import CancelledError, InputError, SessionUnavailableError
 from tests.engine.helpers import A, B
 from tests.scheduling.helpers import until
 
@@ -56,6 +56,24 @@ class TestFork:
         other.delete()
         engine.flush()
         assert files(tmp_path) == 0
+
+    def test_what_ends_a_request_ends_its_wait_for_a_conversation(self) -> None:
+        def over() -> None:
+            raise CancelledError("The client has left.")
+
+        with engine_at(None) as engine:
+            session = talk(engine)
+            other = engine.session("other")
+            for wait, held in (
+                (lambda: session.fork("other", over), other),
+                (lambda: session.discard([(0, 1)], over), session),
+                (lambda: session.rewind(1, over), session),
+                (lambda: session.reset(over), session),
+                (lambda: session.delete(over), session),
+            ):
+                with held.lock, pytest.raises(CancelledError):
+                    wait()
+            assert (session.turns, other.turns) == (3, 0)
 
     def test_forking_over_an_existing_conversation_is_refused(self) -> None:
         with engine_at(None) as engine:

@@ -25,6 +25,7 @@ from ragkv.api.middleware import ANSWER_PATHS, count_values
 from ragkv.api.routes import ROUTERS
 from ragkv.api.service import ApiCallDep
 from ragkv.api.settings import LimitsConfig, QueueConfig
+from ragkv.api.tenants import Tenant
 from ragkv.chat.template import Template
 from ragkv.runtime import Check
 from ragkv.scheduling import Scheduler
@@ -170,6 +171,25 @@ def test_a_prompt_waits_until_another_one_of_its_tenant_is_prepared(
             tenant._preparing = threading.Semaphore(0)
             asked = client.post("/v1/ask", json=ASK), client.post("/v1/chat/completions", json=CHAT)
     assert [one.status_code for one in asked] == [504, 504]
+
+
+def test_a_chat_that_waits_for_the_first_reading_of_passages_holds_up_no_other_request(
+    reader: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered: list[int] = []
+
+    def first_reading(*_: object) -> tuple[str, ...]:
+        answered.append(client.post("/v1/ask", json=ASK).status_code)
+        return ()
+
+    queue = QueueConfig(deadline_s=30.0)
+    with client_of(app_on(reader, tmp_path, queue=queue)) as client:
+        filled(client)
+        with service_of(client.app).tenants.use(ANONYMOUS) as tenant:  # type: ignore[arg-type]
+            tenant._preparing = threading.Semaphore(1)
+        monkeypatch.setattr(Tenant, "unread_passages", first_reading)
+        assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
+    assert answered == [200]
 
 
 def test_a_prompt_waits_for_room_at_the_model(
