@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ragkv import Chunk, Engine
-from ragkv.fusion import Candidates, StaticSelector
+from ragkv.fusion import Candidates, Selector
 from ragkv.fusion.selectors import Attention, budget, top
 from ragkv.model import PromptKV
 from ragkv.model import Rows as PromptRows
@@ -17,7 +17,7 @@ from ragkv.model.rows import Pause, Seen
 from ragkv.prompt import Prefill
 
 
-class Given(StaticSelector):
+class Given(Selector):
     """The prompt positions that were given."""
 
     name = "given"
@@ -97,7 +97,7 @@ def asked_over_anchors(
     adapter = engine.model.adapter
     # all behind the last candidate ask
     rows = PromptRows.span(int(reusing.candidates[-1]) + 1, length, adapter.device)
-    asked = Attention().layers(adapter.layer_count)
+    asked = Attention().asked_layers(adapter.layer_count)
     part = OverSome(first.kv.grown(0), rows, kept)
     tables = adapter.rope.tables(length)
     hidden = adapter.embed(first.token_ids[rows.positions])
@@ -123,7 +123,7 @@ def anchors_of(engine: Engine, chunk: Chunk, share: float) -> torch.Tensor:
     tables = adapter.rope.tables(length)
     kv = adapter.new_kv(length)
     watch = Watch(max(1, length // 4), length, adapter.device)
-    asked = Attention().layers(adapter.layer_count)
+    asked = Attention().asked_layers(adapter.layer_count)
     hidden = adapter.embed(token_ids)
     for layer in range(asked.stop):
         seen = watch if layer in asked else None

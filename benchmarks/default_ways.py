@@ -71,9 +71,11 @@ class Beginnings(Attention):
 
     name = "beginnings"
 
-    def select(self, candidates: Candidates, attention: torch.Tensor, ratio: float) -> torch.Tensor:
+    def select_asked(
+        self, candidates: Candidates, attention: torch.Tensor, ratio: float
+    ) -> torch.Tensor:
         weights = 1 + BEGINNING * torch.exp(-candidates.offset / BEGINNING_TOKENS)
-        return super().select(candidates, attention * weights, ratio)
+        return super().select_asked(candidates, attention * weights, ratio)
 
 
 class Remembering(Attention):
@@ -83,9 +85,11 @@ class Remembering(Attention):
         super().__init__()
         self.candidates = torch.empty(0, dtype=torch.int64)  # positions (N,)
 
-    def select(self, candidates: Candidates, attention: torch.Tensor, ratio: float) -> torch.Tensor:
+    def select_asked(
+        self, candidates: Candidates, attention: torch.Tensor, ratio: float
+    ) -> torch.Tensor:
         self.candidates = candidates.positions
-        return super().select(candidates, attention, ratio)
+        return super().select_asked(candidates, attention, ratio)
 
 
 def as_they_come(_engine: Engine, asked: Asked) -> Sequence[str]:
@@ -302,7 +306,7 @@ def attention_of_last(engine: Engine, prefill: Prefill, count: int) -> torch.Ten
     rows = PromptRows.span(length - count, length, adapter.device)
     tables = adapter.rope.tables(length)
     kv = prefill.kv.grown(0)  # The rows' own KV is written again, as it is.
-    asked = Attention().layers(adapter.layer_count)
+    asked = Attention().asked_layers(adapter.layer_count)
     watch = Watch(count, length, adapter.device)
     hidden = adapter.embed(prefill.token_ids[length - count :].to(adapter.device))
     for layer in range(adapter.layer_count):

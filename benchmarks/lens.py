@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ragkv import Engine
-from ragkv.fusion import Candidates, StaticSelector
+from ragkv.fusion import Candidates, Selector
 from ragkv.fusion.selectors import budget, top
 from ragkv.model import Rows
 
@@ -37,7 +37,7 @@ class Truth:
         return relative[positions - self.chunk_start]
 
 
-class Oracle(StaticSelector):
+class Oracle(Selector):
     """Selects by the true deviation, which is unknown at question time."""
 
     name = "oracle"

@@ -69,7 +69,7 @@ class Storage:
             began = time.perf_counter()
             with engine.parts.fusor.reader(leases, 8) as reader:
                 for layer in range(layers):
-                    reader.layer(layer)
+                    reader.take(layer)
             return time.perf_counter() - began, sum(lease.stored_bytes for lease in leases)
 
 

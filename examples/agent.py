@@ -70,7 +70,7 @@ def ingest(llm: ChatRagKV, docs: Path) -> RagKVRetriever:
         Source(file.name, file.read_text("utf-8").strip(), file.name)
         for file in sorted(docs.glob("*.md"))
     )
-    llm.ingest(Document(page_content=passage.text) for passage in index.passages())
+    llm.ingest(Document(page_content=passage.text) for passage in index.contents.passages())
     return RagKVRetriever(index=index, k=3)
 
 

@@ -67,7 +67,7 @@ def run(
         documents = rag.corpus.ingest(folder / "corpus", encode=False).index.added
         stats = rag.engine.stats()
         console.print(
-            f"{len(documents)} articles, {rag.index.stats().passages} passages. KV: "
+            f"{len(documents)} articles, {rag.index.contents.stats().passages} passages. KV: "
             f"{output.size(stats.kv_bytes_per_token)} per token ({model}, {stats.layers} layers, "
             f"{stats.dtype}).\n"
             f"{'':8}first token    answer\n"

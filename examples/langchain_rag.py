@@ -50,7 +50,7 @@ def main() -> None:
 
     llm = PlainTransformers(net=model, tokenizer=tokenizer)  # before
     before = chain(retriever, llm)
-    chunks = [passage.text for passage in index.passages()]
+    chunks = [passage.text for passage in index.contents.passages()]
     llm = ChatRagKV(model=options.model, ratio=options.ratio, max_tokens=64, corpus=chunks)  # after
     after = chain(retriever, llm)
 

@@ -42,7 +42,7 @@ def main() -> None:
         ):
             ingested = rag.corpus.ingest(options.docs)
             print(
-                f"{len(rag.index.document_ids())} documents, {ingested.kv.encoded} chunks encoded\n"
+                f"{len(rag.index.contents.document_ids())} documents, {ingested.kv.encoded} chunks encoded\n"
             )
             for kind, question in questions.items():
                 # In document order, so that "she" and "that company" follow the name that they

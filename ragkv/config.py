@@ -28,8 +28,16 @@ GIB = 1024**3
 CODEC_NAMES = ("raw", "bfloat16", "int8")  # They are the keys of ragkv.store.CODECS.
 WEIGHTS = ("plain", "int8")  # They are the kinds of linear layers.
 DISCARDING_LISTS = ("oldest", "keep-dialogue")  # They are the keys of ragkv.prompt.history.TDLS.
-# These are the keys of ragkv.fusion.SELECTORS.
-SELECTOR_NAMES = ("all", "attention", "first-k", "hkvd", "hkvd-gradual", "none", "random")
+# The rules that `fusion.selector` may name, as "module:class", imported at the first use of the name.
+SELECTORS = {
+    "all": "ragkv.fusion.static_selectors:Everything",
+    "attention": "ragkv.fusion.selectors:Attention",
+    "first-k": "ragkv.fusion.static_selectors:FirstK",
+    "hkvd": "ragkv.fusion.hkvd:HKVD",
+    "hkvd-gradual": "ragkv.fusion.hkvd:GradualHKVD",
+    "none": "ragkv.fusion.static_selectors:Nothing",
+    "random": "ragkv.fusion.static_selectors:Random",
+}
 # How expected KV, which is exact nowhere, is stored by default.
 EXPECTED_CODEC = "int8"
 CHUNK_TOKENS = 256  # The most tokens of a passage, which is a chunk of the engine, by default.
@@ -195,14 +203,14 @@ class FusionConfig:
     ratio: float | None = None
     # recomputed at least, unless a request names its ratio, or the ratio is 0; 0: no floor
     floor_tokens: int = 8
-    selector: str = "attention"  # which tokens: ragkv.fusion.SELECTORS
+    selector: str = "attention"  # which tokens: a name in `SELECTORS`
     stored_kv: str = Default("expected")  # of chunks: "expected", or "alone" as in the papers
     # layers read ahead of the one being fused; 0: none; None: as measured
     read_ahead_layers: int | None = fixed(None)
     seed: int = fixed(0)  # of the `random` selector
 
     def __post_init__(self) -> None:
-        one_of("fusion.selector", self.selector, SELECTOR_NAMES)
+        one_of("fusion.selector", self.selector, tuple(SELECTORS))
         one_of("fusion.stored_kv", self.stored_kv, ("expected", "alone"))
         at_least(self, read_ahead_layers=0, floor_tokens=0)
         if self.ratio is not None and not 0.0 <= self.ratio <= 1.0:

@@ -17,10 +17,8 @@ from ragkv.config import (
     DISCARDING_LISTS,
     GIB,
     RETRIEVER_NAMES,
-    SELECTOR_NAMES,
 )
 from ragkv.errors import ConfigError
-from ragkv.fusion import SELECTORS
 from ragkv.prompt.history import TDLS
 from ragkv.retrieval.retrievers import RETRIEVERS
 from ragkv.runtime.setting_values import is_setting
@@ -216,11 +214,10 @@ def test_an_optional_group_is_off_by_default_and_can_be_switched_off_by_name() -
     ("known", "registered"),
     [
         (CODEC_NAMES, CODECS),
-        (SELECTOR_NAMES, SELECTORS),
         (RETRIEVER_NAMES, RETRIEVERS),
         (DISCARDING_LISTS, TDLS),
     ],
-    ids=["codecs", "selectors", "retrievers", "discarding lists"],
+    ids=["codecs", "retrievers", "discarding lists"],
 )
 def test_the_settings_know_every_registered_name(
     known: tuple[str, ...], registered: Collection[str]

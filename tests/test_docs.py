@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ragkv import EngineConfig
-from ragkv.config import POLICIES, SELECTOR_NAMES, KCacheConfig
+from ragkv.config import POLICIES, SELECTORS, KCacheConfig
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -93,7 +93,7 @@ def first_column(page: str, heading: str) -> list[str]:
 @pytest.mark.parametrize(
     ("page", "heading", "names"),
     [
-        ("ask.md", "| selector |", SELECTOR_NAMES),
+        ("ask.md", "| selector |", tuple(SELECTORS)),
         ("research/policies.md", "| name | what it evicts |", POLICIES),
     ],
     ids=["selectors", "policies"],

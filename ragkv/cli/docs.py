@@ -47,7 +47,7 @@ docs = command_group("The ingested documents: list, show, delete.", name="docs")
 def list_(home: Home = HOME, as_json: AsJson = False) -> None:
     """List the documents: passages, characters, and the id that `show` and `delete` take."""
     with _index(home) as index:
-        found = index.document_page(0, ALL)
+        found = index.contents.document_page(0, ALL)
     if as_json:
         print_json(found)
         return
@@ -68,7 +68,7 @@ def show(
 ) -> None:
     """Print the text of a document."""
     with _index(home) as index:
-        document = index.document(_id_of(index, name))
+        document = index.contents.document(_id_of(index, name))
     if as_json:
         print_json(document)
     elif document is not None:
@@ -136,7 +136,7 @@ def _id_of(index: "Index", name: str) -> str:
     """The id of the document that `name` means. Raises `InputError` if there is none, or more than
     one.
     """
-    ids = index.document_ids()
+    ids = index.contents.document_ids()
     if name in ids:
         return name
     found = [one for one in ids if one.endswith(f"/{name.removeprefix('./')}")]

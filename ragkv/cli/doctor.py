@@ -160,7 +160,7 @@ def _home(home: Path) -> dict[str, Any]:
     try:
         with look_into(home / "index") as opened:
             if opened is not None:
-                held = opened.stats()
+                held = opened.contents.stats()
                 index = {name: getattr(held, name) for name in index}
     except RagKVError as error:
         damage = str(error)

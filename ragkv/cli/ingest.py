@@ -103,7 +103,7 @@ def ingest(
         try:
             report = _indexed(rag, paths, how, check, began)
             if not as_json:
-                _show(report, rag.index.stats().passages)
+                _show(report, rag.index.contents.stats().passages)
             speed = None
             if server is not None:
                 _note_server(server, report)
@@ -220,7 +220,7 @@ def _indexed(
 
     def on_indexed() -> None:
         took = f"in {duration(time.monotonic() - began)}"
-        if rag.index.stats().passages:
+        if rag.index.contents.stats().passages:
             print_note(
                 f"the files are read {took}: `ragkv ask` finds passages by their words from now on."
             )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ragkv.config import RETRIEVER_NAMES, SELECTOR_NAMES, WEIGHTS, EngineConfig
+from ragkv.config import RETRIEVER_NAMES, SELECTORS, WEIGHTS, EngineConfig
 from ragkv.errors import ConfigError, InputError, StoreLockedError
 from ragkv.home import VARIABLE, KnownHome, locate
 from ragkv.runtime import loading_objects, server_file
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     DtypeChoice = str
     WeightsChoice = str
 else:  # typer shows the choices in the help, and refuses all others
-    SelectorChoice = Literal[SELECTOR_NAMES]
+    SelectorChoice = Literal[tuple(SELECTORS)]
     RetrieverChoice = Literal[RETRIEVER_NAMES]
     DtypeChoice = Literal[DTYPES]
     WeightsChoice = Literal[WEIGHTS]
@@ -150,7 +150,7 @@ Ratio = Annotated[
 SelectorName = Annotated[
     SelectorChoice | None,
     _of_settings(
-        f"Which tokens are computed again: {', '.join(SELECTOR_NAMES)}.", ANSWER, metavar="NAME"
+        f"Which tokens are computed again: {', '.join(SELECTORS)}.", ANSWER, metavar="NAME"
     ),
 ]
 Temperature = Annotated[

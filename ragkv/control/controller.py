@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from ragkv.config import PricesConfig
 from ragkv.errors import RagKVError
-from ragkv.fusion import AskingSelector, PassResult, Plan, Selector, SpanState, budget, with_floor
+from ragkv.fusion import PassResult, Plan, Selector, SpanState, budget, with_floor
 
 from .decision import belongs_in_memory, choose_computed, decide
 from .estimators import load_s, ttft_s
@@ -121,21 +121,19 @@ class Controller:
             return True
         method = self.methods.of({})
         profile, _ = present.corrected(present.profile)
-        selection, asked_layers = Shape.kind(method.selector, present.adapter.layer_count)
-        like = Shape(0, 0, 0, selection=selection, asked_layers=asked_layers)
+        selector = method.selector
+        asked = selector.asked_layers(present.adapter.layer_count)
+        like = Shape(0, 0, 0, selection=selector.selection, asked_layers=asked.stop)
         return belongs_in_memory(profile, tokens, like, method.ratio, self.prices, used, room)
 
 
 def rows_share(plan: Plan, selector: Selector, ratio: float, layers: int) -> float:
     """The rows that fusing computes, of those of a full prefill, on a model of so many layers."""
     forced = plan.forced.numel()
-    share = ratio if selector.uses_ratio else float(selector.recomputes_all)
-    selected = share * len(plan.candidates)
-    rows = forced + selected
-    if isinstance(selector, AskingSelector) and selected:
-        asking = forced - plan.unasked_rows - plan.leading_rows
-        rows += asking * selector.layers(layers).stop / layers
-    return rows / plan.token_ids.numel()
+    selected = selector.wanted(ratio, len(plan.candidates))
+    asked_layers = selector.asked_layers(layers).stop if selected else 0
+    asking = (forced - plan.unasked_rows - plan.leading_rows) * asked_layers / layers
+    return (forced + selected + asking) / plan.token_ids.numel()
 
 
 def _floor_note(count: int, ratio: float, raised: float) -> str:

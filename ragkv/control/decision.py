@@ -20,10 +20,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ragkv.config import R_STAR, PricesConfig
+from ragkv.fusion import Selection
 
 from .estimators import exposed_s, load_s, pays, recompute_ttft_s, storage_cost, ttft_s
 from .profile import Profile
-from .shape import Load, Selection, Shape, is_fused_chunk
+from .shape import Load, Shape, is_fused_chunk
 
 # The grid of ratios above r*: without it a small change of a time would change an answer.
 RATIO_STEP = 0.05

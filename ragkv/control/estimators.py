@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ragkv.config import PricesConfig
+from ragkv.fusion import Selection
 
 from .profile import Profile
-from .shape import Load, Selection, Shape, is_fused_chunk
+from .shape import Load, Shape, is_fused_chunk
 
 BYTES_PER_GB = 1e9  # as storage is sold
 MARGIN = 1.05  # Fusing must be faster by this factor. A smaller gain may be noise.

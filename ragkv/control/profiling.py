@@ -285,7 +285,7 @@ class Measuring:
         began = time.perf_counter()
         with self._fusor.reader(leases, UNMEASURED) as reader:
             for layer in range(adapter.layer_count):
-                reader.layer(layer)
+                reader.take(layer)
             adapter.wait_for_device()
             return time.perf_counter() - began
 

@@ -3,27 +3,9 @@ bytes to read.
 """
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import Self
 
-from ragkv.fusion import (
-    AskingSelector,
-    CheckingSelector,
-    Plan,
-    Selector,
-    Span,
-    SpanKind,
-    SpanState,
-)
-
-
-class Selection(Enum):
-    """When a selector knows its tokens, which decides how much work there is while entries load."""
-
-    STATIC = "static"  # before anything is loaded
-    # every candidate passes layer 0; later layers recompute the ratio's share
-    CHECKING = "checking"
-    ASKING = "asking"  # after a first pass over the layers up to the last asked one
+from ragkv.fusion import Plan, Selection, Selector, Span, SpanKind, SpanState
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +30,15 @@ class Shape:
         forced = plan.forced.numel()
         if not selector.uses_ratio:  # it selects none of the candidates, or all
             fused, forced = 0, forced + (fused if selector.recomputes_all else 0)
-        selection, asked_layers = cls.kind(selector, layers)
         return cls(
             fused,
             forced,
             plan.token_ids.numel(),
-            selection=selection,
-            asked_layers=asked_layers,
+            selection=selector.selection,
+            asked_layers=selector.asked_layers(layers).stop,
             leading_rows=plan.leading_rows,
             unasked_rows=plan.unasked_rows,
         )
-
-    @staticmethod
-    def kind(selector: Selector, layers: int) -> tuple[Selection, int]:
-        """When `selector` knows its tokens, and the layers of the pass in which it asks."""
-        if isinstance(selector, AskingSelector):
-            return Selection.ASKING, selector.layers(layers).stop
-        checks = isinstance(selector, CheckingSelector)
-        return Selection.CHECKING if checks else Selection.STATIC, 0
 
     def __post_init__(self) -> None:
         if (

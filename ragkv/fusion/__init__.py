@@ -6,22 +6,10 @@ from .fuse import Fused, fuse
 from .passes import Fusor, PassResult, PreparedPrompt
 from .pipeline import LayerReader, Readers
 from .plan import Candidates, Plan, Span, SpanKind, SpanState
-from .selectors import (
-    SELECTORS,
-    AskingSelector,
-    CheckingSelector,
-    Selector,
-    StaticSelector,
-    budget,
-    make_selector,
-    with_floor,
-)
+from .selectors import Selection, Selector, budget, make_selector, with_floor
 
 __all__ = [
-    "SELECTORS",
-    "AskingSelector",
     "Candidates",
-    "CheckingSelector",
     "Fused",
     "Fusor",
     "LayerReader",
@@ -29,11 +17,11 @@ __all__ = [
     "Plan",
     "PreparedPrompt",
     "Readers",
+    "Selection",
     "Selector",
     "Span",
     "SpanKind",
     "SpanState",
-    "StaticSelector",
     "budget",
     "fuse",
     "make_selector",

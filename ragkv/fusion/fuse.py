@@ -14,8 +14,7 @@ rows of several prompts can go through the weights together (`passes.py`). `fuse
 documents or tiers. It reads entries and never writes them.
 """
 
-import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,12 +24,10 @@ from ragkv.model import Adapter, PromptKV, Recording, Rows, Watch, sent
 from ragkv.model.promptkv import PromptPart
 from ragkv.model.rope import RotaryTables
 
-from .device.placing import DevicePlacing
-from .device.staging import StagedReader
-from .narrowing import Narrowing
-from .pipeline import LayerReader
+from .hkvd import Narrowing
+from .pipeline import LayerReader, Placing
 from .plan import Plan, Span
-from .selectors import AskingSelector, CheckingSelector, Selector, StaticSelector, budget
+from .selectors import Selection, Selector
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,37 +67,23 @@ FuseSteps = Generator[LayerInput, torch.Tensor, Fused]  # yields rows, is sent h
 
 
 class TokenChoice:
-    """The candidates that a prompt recomputes, chosen before, during or after loading."""
+    """What a selector makes of a prompt's candidates before anything is loaded."""
 
     def __init__(self, plan: Plan, selector: Selector, seed: int, layers: int) -> None:
         """`layers` is the model's number of layers."""
-        count = len(plan.candidates)
-        ratio = plan.ratio
-        self.wanted = budget(ratio, count)
-        self.asks = selector if isinstance(selector, AskingSelector) and self.wanted else None
-        self.checks = selector if isinstance(selector, CheckingSelector) and self.wanted else None
-        self.asked_layers = self.asks.layers(layers) if self.asks else range(0)
+        candidates = plan.candidates
+        self.selector = selector
+        self.wanted = selector.wanted(plan.ratio, len(candidates))
+        # indices of the candidates that are computed from layer 0 on, (C,) ascending
+        self.first = selector.select(candidates, plan.ratio, seed)
+        self.checks = selector.selection is Selection.CHECKING and self.wanted > 0
+        self.asked_layers = selector.asked_layers(layers) if self.wanted else range(0)
         # layers that may load while the ones below them are recomputed
-        self.upper_layers = layers - self.asked_layers.stop if self.asks else 0
-        self.ratio = ratio
-        self.candidates = plan.candidates
-        # indices of the candidates that the first pass computes, (C,) ascending
-        if isinstance(selector, StaticSelector):
-            self.first = selector.select(plan.candidates, ratio, seed)
-            self.wanted = self.first.numel()  # of "all" and "none", whatever the ratio
-        else:
-            self.first = torch.arange(count if self.checks else 0)
-        # A span that is computed as a whole need not be read.
+        self.upper_layers = layers - self.asked_layers.stop if self.asked_layers else 0
+        # A span that is computed as a whole need not be read, unless it is compared.
         self.loaded = plan.loaded if self.checks else _not_recomputed(plan, self.first)
-        forced = plan.forced.numel()
         # that a layer computes at most
-        self.most_rows = forced + max(self.wanted, self.first.numel())
-
-    def kept(self, layer: int, layers: int) -> int | None:
-        """How many candidates a checking selector keeps in `layer`; `None`: as before."""
-        if self.checks is None:
-            return None
-        return self.checks.keep(layer, layers, self.ratio, len(self.candidates))
+        self.most_rows = plan.forced.numel() + max(self.wanted, self.first.numel())
 
 
 def fuse(
@@ -119,28 +102,31 @@ def fuse(
     kv = allocate()
     length = plan.token_ids.numel()
     tables = adapter.rope.tables(length)
-    placing = _placing_of(reader)(adapter, tables, choice.loaded, kv, record)
+    placing = reader.placing(adapter, tables, choice.loaded, kv, record)
     rows_of = partial(PromptRows, adapter, kv, tables, record)
     forced = plan.forced
-    chosen = choice.candidates.positions[choice.first]
+    chosen = plan.candidates.positions[choice.first]
     asking = None
-    if choice.asks is not None:
+    if choice.asked_layers:
         asking = rows_of(*plan.asking(), chosen)
-        chosen = yield from _asked(choice, choice.asks, plan, asking, placing, reader)
+        chosen = yield from _asked(choice, plan, asking, placing)
         # Recompute changes nothing for rows before the first candidate. They have passed the placed
         # layers, and join the others there.
         forced = forced[plan.leading_rows :]
     rows = rows_of(plan.token_ids, forced, chosen)
-    narrowing = None if choice.checks is None else Narrowing(rows, plan, placing)
+    narrowing = Narrowing(rows, plan, placing) if choice.checks else None
 
     placed = choice.asked_layers.stop  # layers that are placed already
     for layer in range(adapter.layer_count):
         if layer >= placed:
-            placing.place(layer, reader.layer(layer))
+            placing.place(layer)
         if asking is not None and layer == placed:
             rows.join(asking, plan.leading_rows)
         if narrowing is not None and layer > 0:
-            narrowing.narrow(layer, choice.kept(layer, adapter.layer_count))
+            keep = choice.selector.keep(
+                layer, adapter.layer_count, plan.ratio, len(plan.candidates)
+            )
+            narrowing.narrow(layer, keep)
         yield from rows.through(layer)
         kv.finish_prefill(layer, length)
 
@@ -150,12 +136,7 @@ def fuse(
 
 
 def _asked(
-    choice: TokenChoice,
-    selector: AskingSelector,
-    plan: Plan,
-    asking: "PromptRows",
-    placing: "Placing",
-    reader: LayerReader,
+    choice: TokenChoice, plan: Plan, asking: "PromptRows", placing: Placing
 ) -> Generator[LayerInput, torch.Tensor, torch.Tensor]:
     """Pass the rows of the question through the lower layers, which are placed for it; returns the
     positions of the candidates that it attends to most.
@@ -163,11 +144,11 @@ def _asked(
     device = asking.adapter.device
     watch = Watch(plan.question_rows - plan.unasked_rows, plan.token_ids.numel(), device)
     for layer in range(choice.asked_layers.stop):
-        placing.place(layer, reader.layer(layer))
+        placing.place(layer)
         yield from asking.through(layer, watch if layer in choice.asked_layers else None)
-    candidates = sent(choice.candidates.positions, device)
+    candidates = sent(plan.candidates.positions, device)
     attention = watch.received()[candidates]  # (N,)
-    return candidates[selector.select(choice.candidates, attention, choice.ratio)]
+    return candidates[choice.selector.select_asked(plan.candidates, attention, plan.ratio)]
 
 
 class PromptRows:
@@ -235,72 +216,6 @@ class PromptRows:
         if kind not in self._rotations:
             self._rotations[kind] = self._tables.of(kind, self.rows)
         return self._rotations[kind]
-
-
-class _Placing:
-    """Puts stored slices at their positions in a prompt's KV."""
-
-    def __init__(
-        self,
-        adapter: Adapter,
-        tables: RotaryTables,
-        spans: Sequence[Span],
-        kv: PromptKV,
-        record: Recording | None,
-    ) -> None:
-        self._adapter = adapter
-        self._tables = tables
-        self._spans = spans
-        self._kv = kv
-        self._record = record
-        self._rotations: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # by kind of table
-        self.seconds = 0.0
-
-    def place(self, layer: int, slices: Sequence[torch.Tensor]) -> None:
-        """Rotate each span's slice (2, G, T, D) to its positions and put it into the KV."""
-        if not self._spans:
-            return
-        began = time.perf_counter()
-        self._parts = parts = [
-            piece[:, :, span.offset :][:, :, : len(span)]
-            for span, piece in zip(self._spans, slices, strict=True)
-        ]
-        # (1, G, sum T, D): one rotation for all
-        k_raw = torch.cat([part[0] for part in parts], dim=1).unsqueeze(0)
-        rotated = self._adapter.rotate_in_float32(layer, k_raw, *self._rotation(layer))
-        k_rots = torch.split(rotated, [len(span) for span in self._spans], dim=2)
-        for span, k_rot, part in zip(self._spans, k_rots, parts, strict=True):
-            self._kv.put(layer, span.start, k_rot, part[1].unsqueeze(0))
-            if self._record is not None:
-                self._record.put(layer, span.start, part)
-        self.seconds += time.perf_counter() - began
-
-    @property
-    def positions(self) -> torch.Tensor:
-        """Those of the N tokens that are placed, (N,)."""
-        return torch.cat([torch.arange(span.start, span.stop) for span in self._spans])
-
-    def stored(self, index: torch.Tensor) -> torch.Tensor:
-        """Stored keys and values (2, G, C, D) of the tokens of `index` (C,) in the layer placed
-        last.
-        """
-        return torch.cat(self._parts, dim=2).index_select(2, index)
-
-    def _rotation(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of the spans' positions, (1, sum T, rotary dims): equal in layers of a kind."""
-        kind = self._adapter.rope_kind(layer)
-        if kind not in self._rotations:
-            parts = [self._tables.span(kind, span.start, span.stop) for span in self._spans]
-            cos, sin = (torch.cat(tables, dim=1) for tables in zip(*parts, strict=True))
-            self._rotations[kind] = cos, sin
-        return self._rotations[kind]
-
-
-Placing = _Placing | DevicePlacing
-
-
-def _placing_of(reader: LayerReader) -> type[_Placing] | partial[DevicePlacing]:
-    return partial(DevicePlacing, reader) if isinstance(reader, StagedReader) else _Placing
 
 
 def _not_recomputed(plan: Plan, chosen: torch.Tensor) -> tuple[Span, ...]:

@@ -1,9 +1,10 @@
 """Reads layer slices ahead of the fusor (CacheBlend section 5, "pipelining KV loading and
-recompute").
+recompute"), and places them in a prompt's KV.
 
 While layer l is fused, reader threads read the layers l+1 ... l+B into a ring of buffers that
 requests reuse one after another. Slices that are in memory already are used in place. A damaged
-entry raises `EntryDamagedError` with its key. For a GPU, `device/staging.py` reads instead.
+entry raises `EntryDamagedError` with its key. For a GPU, `device/staging.py` reads instead, and
+`device/placing.py` places.
 
 The layers read ahead are the read buffer of CachedAttention section 3.2.1. The paper's `S_buf = B
 (T_load L_hist - T_pref L_new)` is the number of bytes by which loading falls behind computing in a
@@ -13,18 +14,24 @@ fills while other requests compute.
 """
 
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
+from typing import Protocol
 
 import torch
 
 from ragkv.errors import EntryDamagedError, EntryUnreachableError
+from ragkv.model import Adapter, PromptKV, Recording
+from ragkv.model.rope import RotaryTables
 from ragkv.runtime import Closing, openmp
 from ragkv.store import Lease
+
+from .plan import Span
 
 MOST_BYTES = 256 * 1024**2  # of one request's read buffers, whatever was measured
 UNMEASURED = 2  # layers read ahead before the first measurement
@@ -49,13 +56,18 @@ class Readers(Closing):
     _reusable: deque[torch.Tensor] = field(
         default_factory=partial(deque, maxlen=REUSABLE_BUFFERS), init=False
     )
+    _pool: ThreadPoolExecutor | None = field(default=None, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)  # of the pool
 
-    # Not locked: two requests may each make a pool. One of them is kept; the other one ends once it
-    # has read what its request gave it.
-    @cached_property
+    @property
     def pool(self) -> ThreadPoolExecutor:
         """The threads; they start with the first slice that is read."""
-        return ThreadPoolExecutor(self.threads, "ragkv-reader", initializer=openmp.use_one_thread)
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(
+                    self.threads, "ragkv-reader", initializer=openmp.use_one_thread
+                )
+            return self._pool
 
     def take(self, size: int, device: torch.device) -> torch.Tensor:
         """A host buffer of at least `size` bytes, uninitialized; page-locked for a CUDA
@@ -76,9 +88,34 @@ class Readers(Closing):
             self._reusable.append(buffer)
 
     def close(self) -> None:
-        if (pool := vars(self).get("pool")) is not None:  # made by the first slice that was read
+        with self._lock:
+            pool = self._pool
+        if pool is not None:
             pool.shutdown()
         self._reusable.clear()
+
+
+class Placing(Protocol):
+    """Puts stored KV at the positions of its spans in a prompt's KV."""
+
+    seconds: float  # spent on it so far, without waiting for what is read
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Those of the N tokens that are placed, (N,) on the host."""
+        ...
+
+    def place(self, layer: int) -> None:
+        """Wait until `layer` is read, and put it in place with rotated keys. Must be called for every
+        layer in ascending order. Raises `EntryDamagedError`.
+        """
+        ...
+
+    def stored(self, index: torch.Tensor) -> torch.Tensor:
+        """Stored keys and values (2, G, C, D) of the tokens of `index` (C,) in the layer placed
+        last.
+        """
+        ...
 
 
 class LayerReader(Closing):
@@ -114,6 +151,7 @@ class LayerReader(Closing):
         self._shares = [
             share for i in range(readers.threads) if (share := threaded[i :: readers.threads])
         ]
+        self.slices: list[torch.Tensor] = []  # of the layer taken last, one per lease: (2, G, T, D)
         self._pending: dict[int, list[Future[_Slices]]] = {}  # by layer
         self.waited_s = 0.0  # time the fusor waited for slices
         self._read_s: list[float] = []  # of each slice that a thread read
@@ -122,14 +160,24 @@ class LayerReader(Closing):
         for layer in range(ahead):
             self._submit(layer)
 
-    def layer(self, layer: int) -> list[torch.Tensor]:
-        """The slices (2, G, T, D) of `layer`, one per lease, on the device; valid until the next
-        call or `close`.
+    def placing(
+        self,
+        adapter: Adapter,
+        tables: RotaryTables,
+        spans: Sequence[Span],
+        kv: PromptKV,
+        record: Recording | None,
+    ) -> Placing:
+        """What places the layers of `spans`, one per lease, in `kv`. `record` gets their raw KV."""
+        return HostPlacing(self, adapter, tables, spans, kv, record)
+
+    def take(self, layer: int) -> None:
+        """Wait until `layer` is read. Its `slices` are valid until the next call or `close`.
 
         Must be called for every layer in ascending order. Raises `EntryDamagedError`.
         """
         read = self._read_by_threads(layer)
-        return [
+        self.slices = [
             read[index] if index in read else read_slice(lease, layer, None)
             for index, lease in enumerate(self._leases)
         ]
@@ -207,6 +255,63 @@ class LayerReader(Closing):
 
     def _is_threaded(self, lease: Lease) -> bool:
         return not lease.in_place
+
+
+class HostPlacing:
+    """Places slices on a host."""
+
+    def __init__(
+        self,
+        reader: LayerReader,
+        adapter: Adapter,
+        tables: RotaryTables,
+        spans: Sequence[Span],
+        kv: PromptKV,
+        record: Recording | None,
+    ) -> None:
+        self._reader = reader
+        self._adapter = adapter
+        self._tables = tables
+        self._spans = spans
+        self._kv = kv
+        self._record = record
+        self._rotations: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # by kind of table
+        self.seconds = 0.0
+
+    def place(self, layer: int) -> None:
+        self._reader.take(layer)
+        if not self._spans:
+            return
+        began = time.perf_counter()
+        self._parts = parts = [
+            piece[:, :, span.offset :][:, :, : len(span)]
+            for span, piece in zip(self._spans, self._reader.slices, strict=True)
+        ]
+        # (1, G, sum T, D): one rotation for all
+        k_raw = torch.cat([part[0] for part in parts], dim=1).unsqueeze(0)
+        rotated = self._adapter.rotate_in_float32(layer, k_raw, *self._rotation(layer))
+        k_rots = torch.split(rotated, [len(span) for span in self._spans], dim=2)
+        for span, k_rot, part in zip(self._spans, k_rots, parts, strict=True):
+            self._kv.put(layer, span.start, k_rot, part[1].unsqueeze(0))
+            if self._record is not None:
+                self._record.put(layer, span.start, part)
+        self.seconds += time.perf_counter() - began
+
+    @property
+    def positions(self) -> torch.Tensor:
+        return torch.cat([torch.arange(span.start, span.stop) for span in self._spans])
+
+    def stored(self, index: torch.Tensor) -> torch.Tensor:
+        return torch.cat(self._parts, dim=2).index_select(2, index)
+
+    def _rotation(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of the spans' positions, (1, sum T, rotary dims): equal in layers of a kind."""
+        kind = self._adapter.rope_kind(layer)
+        if kind not in self._rotations:
+            parts = [self._tables.span(kind, span.start, span.stop) for span in self._spans]
+            cos, sin = (torch.cat(tables, dim=1) for tables in zip(*parts, strict=True))
+            self._rotations[kind] = cos, sin
+        return self._rotations[kind]
 
 
 def aligned(size: int) -> int:

@@ -1,25 +1,26 @@
 """Selectors choose which of N candidate tokens are recomputed: ceil(ratio N) per layer. A setting
 names the selector.
 
-The three kinds differ in when they know their tokens:
+The three kinds differ in when they know their tokens (`Selection`):
 
-- A `StaticSelector` knows them before anything is loaded. They are recomputed from layer 0 on. Keys
-  and values of layer 0 do not depend on context, so they are exact anyway.
-- A `CheckingSelector` lets every candidate pass layer 0 and then narrows them down by KV deviation
-  (CacheBlend section 4.3). Deviation is `sqrt(sum dK^2 + sum dV^2)` of fresh against stored KV,
-  with K before RoPE, in float32. The selector only decides how many tokens remain in each layer.
-  The fusor keeps those with the highest deviation.
-- An `AskingSelector` (ours, docs/research/selection.md) gets the question's attention. A first pass
-  runs the computed rows over the lower layers of all reused KV to measure it. From then on the
-  selector works like a static one.
+- A static one knows them before anything is loaded (`static_selectors.py`). They are recomputed from
+  layer 0 on. Keys and values of layer 0 do not depend on context, so they are exact anyway.
+- A checking one lets every candidate pass layer 0 and then narrows them down by KV deviation
+  (`hkvd.py`, CacheBlend section 4.3).
+- An asking one (ours, docs/research/selection.md) gets the question's attention. A first pass runs
+  the computed rows over the lower layers of all reused KV to measure it. From then on the selector
+  works like a static one. `Attention` is the default.
 """
 
 import math
 from abc import ABC, abstractmethod
+from enum import Enum
+from pkgutil import resolve_name
 from typing import ClassVar
 
 import torch
 
+from ragkv.config import SELECTORS
 from ragkv.errors import ConfigError
 
 from .plan import Candidates
@@ -47,55 +48,54 @@ def with_floor(ratio: float, count: int, floor_tokens: int) -> float:
     return min(1.0, floor_tokens / count)
 
 
+class Selection(Enum):
+    """When a selector knows its tokens, which decides how much work there is while entries load."""
+
+    STATIC = "static"  # before anything is loaded
+    # every candidate passes layer 0; later layers recompute the ratio's share
+    CHECKING = "checking"
+    ASKING = "asking"  # after a first pass over the layers up to the last asked one
+
+
 class Selector(ABC):
-    """Chooses which candidates are recomputed."""
+    """Chooses which candidates are recomputed. A static one only writes `select`."""
 
     name: ClassVar[str]
+    selection: ClassVar[Selection] = Selection.STATIC
     uses_ratio: ClassVar[bool] = True  # whether the choice depends on the ratio
     recomputes_all: ClassVar[bool] = False  # whatever the ratio: the result is exact
 
-
-class StaticSelector(Selector):
-    """Knows its tokens before loading."""
-
     @abstractmethod
     def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
-        """`budget(ratio, N)` indices into the candidates, ascending."""
+        """Indices of the candidates that are computed from layer 0 on, before anything is loaded;
+        ascending. A static selector returns `budget(ratio, N)` of them.
+        """
 
-
-class CheckingSelector(Selector):
-    """Narrows the candidates down by deviation measured at question time."""
-
-    @abstractmethod
     def keep(self, layer: int, layers: int, ratio: float, count: int) -> int | None:
-        """How many of the N = `count` candidates are recomputed in `layer` >= 1; `None`: as in the
-        layer before.
+        """Of a checking selector: how many of the N = `count` candidates are recomputed in `layer`
+        >= 1; `None`: as in the layer before.
         """
+        return None
 
+    def asked_layers(self, layers: int) -> range:
+        """Of an asking selector: the layers, of a model's `layers`, that measure attention."""
+        return range(0)
 
-class AskingSelector(Selector):
-    """Knows its tokens after a first pass that measures the question's attention; that pass counts
-    as compute.
-    """
-
-    def __init__(self, asked: tuple[float, float] = ASKED) -> None:
-        """`asked` is where in the depth of the model, from 0 to 1, the asked layers begin and
-        end.
-        """
-        self._asked = asked
-
-    def layers(self, count: int) -> range:
-        """The asked layers of a model that has `count`."""
-        start, stop = (round(share * count) for share in self._asked)
-        return range(start, max(start + 1, stop))
-
-    @abstractmethod
-    def select(self, candidates: Candidates, attention: torch.Tensor, ratio: float) -> torch.Tensor:
-        """`budget(ratio, N)` indices into the candidates, ascending.
+    def select_asked(
+        self, candidates: Candidates, attention: torch.Tensor, ratio: float
+    ) -> torch.Tensor:
+        """Of an asking selector: `budget(ratio, N)` indices into the candidates, ascending.
 
         `attention` (N,) float32 is the attention of the question's rows to each candidate, averaged
         over rows, heads and the asked layers.
         """
+        raise NotImplementedError
+
+    def wanted(self, ratio: float, count: int) -> int:
+        """How many of the N = `count` candidates are recomputed in a layer, in the mean."""
+        if self.uses_ratio:
+            return budget(ratio, count)
+        return count if self.recomputes_all else 0
 
 
 def top(scores: torch.Tensor, count: int) -> torch.Tensor:
@@ -104,90 +104,31 @@ def top(scores: torch.Tensor, count: int) -> torch.Tensor:
     return order.sort().values
 
 
-class Nothing(StaticSelector):
-    """Full KV reuse (PromptCache-style, position-aligned): recomputes nothing, at any ratio."""
+class Attention(Selector):
+    """The tokens that the question attends to most, for one extra pass of the question's rows, which
+    counts as compute.
+    """
 
-    name = "none"
-    uses_ratio = False
+    name = "attention"
+    selection = Selection.ASKING
+
+    def __init__(self, asked: tuple[float, float] = ASKED) -> None:
+        """`asked` is where in the depth of the model, from 0 to 1, the asked layers begin and
+        end.
+        """
+        self._asked = asked
 
     def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
         return torch.empty(0, dtype=torch.int64)
 
+    def asked_layers(self, layers: int) -> range:
+        start, stop = (round(share * layers) for share in self._asked)
+        return range(start, max(start + 1, stop))
 
-class Everything(StaticSelector):
-    """Recomputes every candidate, at any ratio."""
-
-    name = "all"
-    recomputes_all = True
-    uses_ratio = False
-
-    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
-        return torch.arange(len(candidates))
-
-
-class Random(StaticSelector):
-    """A random share, the same for equal seeds and candidate counts."""
-
-    name = "random"
-
-    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(seed)
-        order = torch.randperm(len(candidates), generator=generator)
-        return order[: budget(ratio, len(candidates))].sort().values
-
-
-class FirstK(StaticSelector):
-    """The first tokens of every chunk, equally many of each (EPIC's LegoLink)."""
-
-    name = "first-k"
-
-    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
-        return top(-candidates.offset, budget(ratio, len(candidates)))
-
-
-class HKVD(CheckingSelector):
-    """Checks once, at layer 1 (CacheBlend section 4.3); its tokens are recomputed in every later
-    layer.
-    """
-
-    name = "hkvd"
-
-    def keep(self, layer: int, layers: int, ratio: float, count: int) -> int | None:
-        return budget(ratio, count) if layer == 1 else None
-
-
-class GradualHKVD(CheckingSelector):
-    """The paper's gradual filtering (figure 9): each layer filters the tokens of the layer before.
-
-    The share falls linearly from r1 = min(1, 1.5 r) at layer 1 to 2 r - r1 at the last layer, so
-    its mean is r. The paper says "slightly higher" and "slightly less" without numbers; these
-    numbers are ours.
-    """
-
-    name = "hkvd-gradual"
-
-    def keep(self, layer: int, layers: int, ratio: float, count: int) -> int | None:
-        steps = layers - 2
-        if steps <= 0:
-            return budget(ratio, count)
-        first = min(1.0, 1.5 * ratio)
-        last = 2 * ratio - first
-        return budget(first + (last - first) * (layer - 1) / steps, count)
-
-
-class Attention(AskingSelector):
-    """The tokens that the question attends to most, for one extra pass of the question's rows."""
-
-    name = "attention"
-
-    def select(self, candidates: Candidates, attention: torch.Tensor, ratio: float) -> torch.Tensor:
+    def select_asked(
+        self, candidates: Candidates, attention: torch.Tensor, ratio: float
+    ) -> torch.Tensor:
         return top(attention, budget(ratio, len(candidates)))
-
-
-SELECTORS: dict[str, type[Selector]] = {
-    selector.name: selector
-    for selector in (Attention, HKVD, GradualHKVD, FirstK, Random, Nothing, Everything)
-}
 
 
 def make_selector(name: str | Selector) -> Selector:
@@ -196,4 +137,5 @@ def make_selector(name: str | Selector) -> Selector:
         return name
     if name not in SELECTORS:
         raise ConfigError(f"Unknown selector {name!r}. Known: {', '.join(sorted(SELECTORS))}.")
-    return SELECTORS[name]()
+    made: Selector = resolve_name(SELECTORS[name])()
+    return made

@@ -57,7 +57,7 @@ def read_questions(file: Path) -> list[str]:
 
 
 def _of_documents(rag: Rag, k: int) -> Iterator[Probe]:
-    passages = rag.index.passages()
+    passages = rag.index.contents.passages()
     step = max(1, -(-len(passages) // MOST_PROMPTS))
     chosen = passages[::step]
     # of a passage: a small corpus gives several each

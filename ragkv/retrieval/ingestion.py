@@ -103,7 +103,7 @@ class Ingestion:
                 old = [
                     passage
                     for name in [*plan.changed, *gone]
-                    for passage in self.index.passages(name)
+                    for passage in self.index.contents.passages(name)
                 ]
                 for write in plan.writes:
                     self.writes.put_document(*write)
@@ -144,9 +144,11 @@ class Ingestion:
             [document_ids] if isinstance(document_ids, str) else list(dict.fromkeys(document_ids))
         )
         with self._writer(check), self.index.file.transaction(check):
-            here = self.index.document_hashes(wanted)
+            here = self.index.contents.document_hashes(wanted)
             there = tuple(name for name in wanted if name in here)
-            passages = tuple(passage for name in there for passage in self.index.passages(name))
+            passages = tuple(
+                passage for name in there for passage in self.index.contents.passages(name)
+            )
             forgotten = self._forget(there, passages, on_forget)
             if there:
                 self.index.file.put_revision()
@@ -227,7 +229,7 @@ class Ingestion:
                     )
                 continue
             plan.hashes[document.id] = content_hash
-            stored = self.index.document_hashes([document.id]).get(document.id)
+            stored = self.index.contents.document_hashes([document.id]).get(document.id)
             if stored == content_hash:
                 plan.unchanged.append(document.id)
                 continue
@@ -247,7 +249,7 @@ class Ingestion:
 
     def _unreplaced(self, record: FileRecord) -> list[str]:
         """The documents of a file that are here as the file had them."""
-        here = self.index.document_hashes(record.documents)
+        here = self.index.contents.document_hashes(record.documents)
         return [
             name
             for name, content_hash in record.documents.items()
@@ -290,7 +292,7 @@ class Ingestion:
         """
         for name in gone:
             self.writes.delete_document(name)
-        held = self.index.held(passage.text for passage in removed)
+        held = self.index.contents.held(passage.text for passage in removed)
         forgotten = tuple(passage for passage in removed if passage.text not in held)
         self.writes.delete_unused_texts()
         if on_forget is not None:

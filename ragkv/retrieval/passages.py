@@ -1,15 +1,18 @@
-"""What a search finds: passages of documents.
+"""What a search finds: passages of documents, and how they are read from an index.
 
 A passage's text is exactly the document's text at its span. No title, rank or score is ever put
 into it, because the KV of a chunk is stored under the text.
 """
 
+import json
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from ragkv.types import brief
+
+from .index_file import IndexFile, as_json
 
 Metadata = Mapping[str, Any]  # JSON values
 
@@ -48,3 +51,25 @@ class Hit:
     passage: Passage
     score: float  # comparable within one search only
     rank: int  # 1 is best
+
+
+def read_passages(
+    file: IndexFile, condition: str, parameters: Sequence[Any]
+) -> Iterator[tuple[int, Passage]]:
+    """The passages that meet an SQL `condition`, each with the number of its text. Those of one
+    document share its source and metadata.
+    """
+    rows = file.rows(
+        "SELECT text_number, passages.id, document_id, text, span_start, span_end, page, section "
+        f"FROM passages JOIN texts ON number = text_number WHERE {condition}",
+        parameters,
+    )
+    documents = file.rows(
+        "SELECT id, source, metadata FROM documents WHERE id IN (SELECT value FROM json_each(?))",
+        (as_json(list({row[2] for row in rows})),),
+    )
+    shared = {name: (source, json.loads(metadata)) for name, source, metadata in documents}
+    for number, passage_id, document_id, text, start, end, page, section in rows:
+        source, metadata = shared[document_id]
+        place = ((start, end), source, with_place(metadata, page, section), page, section)
+        yield number, Passage(passage_id, document_id, text, *place)

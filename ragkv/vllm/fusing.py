@@ -14,7 +14,7 @@ from typing import cast
 from ragkv.conversations import Session
 from ragkv.engine import Engine
 from ragkv.errors import RagKVError, SessionConflictError
-from ragkv.fusion import AskingSelector
+from ragkv.fusion import Selection
 from ragkv.prompt import Prefill, PrefillOptions
 from ragkv.prompt.history import Block, History, Part, PartKind
 from ragkv.runtime import Closing, openmp
@@ -154,7 +154,7 @@ class FusingQueue(Closing):
         too.
         """
         selector = engine.parts.controller.methods.of(found.options).selector
-        return found.promised == len(found.token_ids) - 1 or isinstance(selector, AskingSelector)
+        return found.promised == len(found.token_ids) - 1 or selector.selection is Selection.ASKING
 
 
 def keep_beginning(session: Session, token_ids: Sequence[int]) -> int:

@@ -35,7 +35,7 @@ def test_layouts_keep_all_text_and_put_the_passage_that_answers_first_or_last() 
 def test_attention_weighs_more_at_the_beginning_of_a_chunk() -> None:
     candidates = Candidates(torch.arange(6), torch.tensor([0, 1, 2, 0, 1, 2]))
     equal = torch.full((6,), 0.1)
-    assert Beginnings().select(candidates, equal, 0.3).tolist() == [0, 3]
+    assert Beginnings().select_asked(candidates, equal, 0.3).tolist() == [0, 3]
 
 
 def test_so_much_of_the_first_passage_is_computed_as_its_way_says() -> None:

@@ -20,7 +20,8 @@ from ragkv.control.decision import (
 )
 from ragkv.control.estimators import MARGIN, load_s, storage_cost, ttft_s
 from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed
-from ragkv.control.shape import Load, Selection, Shape
+from ragkv.control.shape import Load, Shape
+from ragkv.fusion import Selection
 
 from .profiles import disk, profile
 

@@ -12,10 +12,11 @@ from ragkv.config import PricesConfig
 from ragkv.control.controller import rows_share
 from ragkv.control.estimators import exposed_s, load_s, storage_cost, ttft_s
 from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed, TimedPoint
-from ragkv.control.shape import Load, Selection, Shape
+from ragkv.control.shape import Load, Shape
 from ragkv.errors import ConfigError
 from ragkv.fusion import Plan, Span, SpanKind, SpanState
-from ragkv.fusion.selectors import Attention, Everything, FirstK, Nothing
+from ragkv.fusion.selectors import Attention, Selection
+from ragkv.fusion.static_selectors import Everything, FirstK, Nothing
 
 from .profiles import disk, profile
 

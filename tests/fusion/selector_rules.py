@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ragkv.fusion import AskingSelector, Candidates, CheckingSelector, Selector, StaticSelector
+from ragkv.fusion import Candidates, Selection, Selector
 from tests.fusion import helpers
 
 RATIOS = [0.0, 0.01, 0.1, 0.15, 0.5, 1.0]
@@ -29,10 +29,9 @@ def selected(selector: Selector, candidates: Candidates, ratio: float, seed: int
     """The indices that a static or asking selector chooses; an asking one sees
     `attention_to(candidates)`.
     """
-    if isinstance(selector, StaticSelector):
-        return selector.select(candidates, ratio, seed).tolist()
-    assert isinstance(selector, AskingSelector)
-    return selector.select(candidates, attention_to(candidates), ratio).tolist()
+    if selector.selection is Selection.ASKING:
+        return selector.select_asked(candidates, attention_to(candidates), ratio).tolist()
+    return selector.select(candidates, ratio, seed).tolist()
 
 
 def attention_to(candidates: Candidates) -> torch.Tensor:
@@ -88,7 +87,7 @@ def narrows(share: Callable[[float, int, int], float]) -> Callable[[Selector], N
     """The rule: `share(ratio, layer, layers)` of the candidates remain in each layer from 1 on."""
 
     def check(selector: Selector) -> None:
-        assert isinstance(selector, CheckingSelector)
+        assert selector.selection is Selection.CHECKING
         for layers in (2, 3, 4, 24):
             for ratio in RATIOS:
                 for count in (0, 1, 40, 997):

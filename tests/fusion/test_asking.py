@@ -19,7 +19,7 @@ from tests.fusion import helpers
 from tests.fusion.helpers import CHUNKS, QUESTION, N
 
 LAYERS = 4
-ASKED = make_selector("attention").layers(LAYERS)  # type: ignore[attr-defined]
+ASKED = make_selector("attention").asked_layers(LAYERS)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def engine() -> Iterator[Engine]:
 def test_the_asked_layers_are_a_part_of_the_models_depth_and_at_least_one(
     asked: tuple[float, float], count: int, layers: range
 ) -> None:
-    assert Attention(asked).layers(count) == layers
+    assert Attention(asked).asked_layers(count) == layers
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mistral"])
@@ -71,18 +71,18 @@ def test_recompute_begins_before_the_layers_above_the_asked_ones_are_taken(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[tuple[str, int]] = []
-    taken = LayerReader.layer
+    taken = LayerReader.take
     computed = Adapter.call_layer
 
-    def layer(reader: LayerReader, number: int) -> list[torch.Tensor]:
+    def take(reader: LayerReader, number: int) -> None:
         events.append(("load", number))
-        return taken(reader, number)
+        taken(reader, number)
 
     def call_layer(adapter: Adapter, number: int, *rows: object) -> torch.Tensor:
         events.append(("compute", number))
         return computed(adapter, number, *rows)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(LayerReader, "layer", layer)
+    monkeypatch.setattr(LayerReader, "take", take)
     monkeypatch.setattr(Adapter, "call_layer", call_layer)
     engine.prefill(QUESTION, CHUNKS, selector="attention", ratio=0.2)
 

@@ -98,19 +98,19 @@ def prefill(
 @contextmanager
 def counting(device: FakeDevice, adapter: Any) -> Iterator[None]:
     """Count from the first layer's slices to the last layer."""
-    layer = StagedReader.layer
+    take = StagedReader.take
     logits = adapter.logits
 
-    def first(reader: StagedReader, number: int) -> list[torch.Tensor]:
+    def first(reader: StagedReader, number: int) -> None:
         device.counts = True
-        return layer(reader, number)
+        take(reader, number)
 
     def last(hidden: torch.Tensor) -> torch.Tensor:
         device.counts = False
         return logits(hidden)
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(StagedReader, "layer", first)
+    patch.setattr(StagedReader, "take", first)
     adapter.logits = last
     try:
         yield
@@ -348,7 +348,7 @@ def placed(
         placing = DevicePlacing(reader, adapter, tables, plan.loaded, kv, None)
         placing.kernel = kernel
         for layer in range(adapter.layer_count):
-            placing.place(layer, reader.layer(layer))
+            placing.place(layer)
     return torch.stack((*kv.keys, *kv.values)).float().cpu()
 
 

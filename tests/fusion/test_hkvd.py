@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from ragkv import Engine
-from ragkv.fusion import SELECTORS, CheckingSelector
+from ragkv.config import SELECTORS
+from ragkv.fusion import Selection, make_selector
 from tests import tiny_models
 from tests.fusion import helpers
 
@@ -50,7 +51,8 @@ def deviations(layer: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("ratio", [0.05, 0.15, 0.2, 0.5])
 @pytest.mark.parametrize(
-    "name", [name for name, kind in SELECTORS.items() if issubclass(kind, CheckingSelector)]
+    "name",
+    [name for name in SELECTORS if make_selector(name).selection is Selection.CHECKING],
 )
 def test_layer_one_recomputes_the_highest_naive_deviations(
     engine: Engine, name: str, ratio: float

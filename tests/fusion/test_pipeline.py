@@ -51,6 +51,12 @@ def readers() -> Iterator[Readers]:
         yield readers
 
 
+def taken(reader: LayerReader, layer: int) -> torch.Tensor:
+    """The slice of the first lease."""
+    reader.take(layer)
+    return reader.slices[0]
+
+
 @pytest.mark.parametrize("ahead", [1, 2, 3, 9])
 def test_a_reader_reads_exactly_the_given_number_of_layers_ahead(
     readers: Readers, ahead: int
@@ -58,7 +64,8 @@ def test_a_reader_reads_exactly_the_given_number_of_layers_ahead(
     lease = FakeLease()
     with LayerReader([lease], LAYERS, ahead, readers, CPU) as reader:
         for layer in range(LAYERS):
-            (piece,) = reader.layer(layer)
+            reader.take(layer)
+            (piece,) = reader.slices
             for _ in range(len(lease.asked), min(layer + ahead + 1, LAYERS)):
                 assert lease.arrived.acquire(timeout=5)
             readers.pool.submit(int).result()  # everything submitted so far has been read
@@ -72,9 +79,9 @@ def test_a_damaged_layer_raises_when_it_is_needed(readers: Readers) -> None:
     lease = FakeLease(bad=3)
     with LayerReader([lease], LAYERS, 2, readers, CPU) as reader:
         for layer in range(3):
-            reader.layer(layer)
+            reader.take(layer)
         with pytest.raises(EntryDamagedError) as damaged:
-            reader.layer(3)
+            reader.take(3)
     assert damaged.value.key == lease.info.key
 
 
@@ -126,7 +133,7 @@ def test_too_little_memory_is_a_miss_that_is_not_called_damage(readers: Readers)
         LayerReader([lease], LAYERS, 1, readers, CPU) as reader,
         pytest.raises(EntryUnreachableError, match="MemoryError") as missed,
     ):
-        reader.layer(0)
+        reader.take(0)
     assert missed.value.key == lease.info.key
     assert "damaged" not in str(missed.value)
 
@@ -142,7 +149,7 @@ def test_raw_entries_in_memory_are_read_in_place_and_encoded_ones_into_a_buffer(
         lease = tier.lease(entry.info.identity, entry.info.token_ids)
         assert lease is not None
         with lease, LayerReader([lease], LAYERS, 2, readers, CPU) as reader:
-            pieces = [reader.layer(layer)[0] for layer in range(LAYERS)]
+            pieces = [taken(reader, layer) for layer in range(LAYERS)]
             buffers = {piece.data_ptr() for piece in pieces}
             assert reader.bytes_by_tier() == {"memory": lease.stored_bytes}
         if codec == "raw":
@@ -156,7 +163,7 @@ def test_a_request_reuses_the_buffer_of_a_finished_request_and_never_that_of_a_r
     readers: Readers,
 ) -> None:
     def places(reader: LayerReader) -> set[int]:
-        return {reader.layer(layer)[0].data_ptr() for layer in range(LAYERS)}
+        return {taken(reader, layer).data_ptr() for layer in range(LAYERS)}
 
     with LayerReader([FakeLease()], LAYERS, 2, readers, CPU) as reader:
         first = places(reader)

@@ -5,14 +5,15 @@ twice.
 import pytest
 
 from ragkv import Engine
+from ragkv.config import SELECTORS
 from ragkv.errors import ConfigError
-from ragkv.fusion import SELECTORS, CheckingSelector, make_selector
+from ragkv.fusion import Selection, make_selector
 from tests.fusion import helpers, selector_rules
 from tests.fusion.selector_rules import RATIOS, budget
 
 NAMES = sorted(SELECTORS)
 BUDGETED = sorted(set(SELECTORS) - {"none", "all"})  # these two ignore the ratio
-CHECKING = [name for name in NAMES if issubclass(SELECTORS[name], CheckingSelector)]
+CHECKING = [name for name in NAMES if make_selector(name).selection is Selection.CHECKING]
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +24,9 @@ def engine() -> Engine:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_selector_follows_the_rule_of_its_name(name: str) -> None:
-    selector_rules.check(make_selector(name))
+    selector = make_selector(name)
+    assert selector.name == name
+    selector_rules.check(selector)
 
 
 class TestThroughTheEngine:

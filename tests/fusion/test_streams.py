@@ -66,8 +66,8 @@ def arrived_slices(
 
     with StagedReader(leases, LAYERS, ahead, readers, DEVICE) as reader:
         for layer in range(LAYERS):
-            (buffer,) = reader.layer(layer)
-            cuda.default.work.append(partial(kernel, layer, buffer, reader.starts))
+            reader.take(layer)
+            cuda.default.work.append(partial(kernel, layer, reader.buffer, reader.starts))
     cuda.default.synchronize()
     return read
 
@@ -103,8 +103,8 @@ def test_slices_stay_allocated_until_the_compute_stream_has_read_them(
 ) -> None:
     with StagedReader([FakeLease()], LAYERS, 1, readers, DEVICE) as reader:
         for layer in range(LAYERS):
-            (piece,) = reader.layer(layer)
-            assert cuda.recorded[-1] == (piece.data_ptr(), cuda.default)
+            reader.take(layer)
+            assert cuda.recorded[-1] == (reader.buffer.data_ptr(), cuda.default)
 
 
 def test_entries_that_are_read_in_place_take_no_page_locked_buffer(

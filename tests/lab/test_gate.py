@@ -2,16 +2,14 @@
 ratio holds.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.control.gate_result import Tolerance
 from ragkv.errors import InputError, PromptTooLongError
-from ragkv.fusion.fuse import _Placing
+from ragkv.fusion.pipeline import HostPlacing
 from ragkv.lab.gate import NEXT_TOKENS, Probe, gate, save
 from ragkv.types import Chunk
 from tests import tiny_models
@@ -22,11 +20,12 @@ from tests.reader import READER
 from .gate_corpus import PASSAGES, windows
 
 
-def unrotated(self: _Placing, layer: int, slices: Sequence[torch.Tensor]) -> None:
+def unrotated(self: HostPlacing, layer: int) -> None:
     """`place`, broken on purpose: keys keep the positions at which they were encoded."""
+    self._reader.take(layer)
     self._parts = [
         piece[:, :, span.offset :][:, :, : len(span)]
-        for span, piece in zip(self._spans, slices, strict=True)
+        for span, piece in zip(self._spans, self._reader.slices, strict=True)
     ]
     for span, part in zip(self._spans, self._parts, strict=True):
         start = min(span.start, 1)
@@ -63,7 +62,7 @@ def test_a_trained_model_passes_on_prose_and_is_refused_without_re_rotation(
         prose = windows([engine.chunk(text).token_ids for text in PASSAGES])
         right = gate(engine, prose, selectors=["hkvd"], ratios=[0.3], tolerance=near)
         assert right.points[0].keeps_mean(near)
-        monkeypatch.setattr(_Placing, "place", unrotated)
+        monkeypatch.setattr(HostPlacing, "place", unrotated)
         broken = gate(engine, prose, selectors=["hkvd"], ratios=[0.3], tolerance=near)
     assert not broken.points[0].keeps_mean(near) and broken.answer is None
     assert "full recompute: no setting stays within 10 %" in str(broken)

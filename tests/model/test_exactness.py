@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ragkv import Engine, EngineConfig
-from ragkv.fusion import SELECTORS
+from ragkv.config import SELECTORS
 from ragkv.model import attention
 from tests import reference, tiny_models
 

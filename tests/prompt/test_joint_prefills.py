@@ -15,7 +15,7 @@ import torch
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import SessionConfig
 from ragkv.errors import CancelledError, EntryDamagedError
-from ragkv.fusion.fuse import _Placing
+from ragkv.fusion.pipeline import HostPlacing
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, Q, close, engine_of, full_prefill
 from tests.scheduling.helpers import until
@@ -73,26 +73,26 @@ def test_what_befalls_one_prompt_touches_no_other(
     cancel = threading.Event()
     key = engine.entries.encoder.identity.key(tuple(A))
     asks[0] = partial(asks[0], cancel=cancel)
-    place = _Placing.place
+    place = HostPlacing.place
     call_layer = adapter.call_layer
     own = [0, 1]  # the chunks of the prompt whose selector asks
 
-    def fail_one(one: _Placing, layer: int, slices: Any) -> None:
+    def fail_one(one: HostPlacing, layer: int) -> None:
         is_own = [span.chunk for span in one._spans if span.chunk is not None] == own
         if is_own and layer == 1 and not failed and what != "all fail":
             failed.append(one)
             if what == "damaged":
                 raise EntryDamagedError(key, "on purpose")
             cancel.set()
-        place(one, layer, slices)
+        place(one, layer)
 
     def fail_all(layer: int, hidden: Any, rows: Any, step: Any) -> Any:
         if what == "all fail" and layer == 1 and len(step._parts) > 1:
             raise RuntimeError("on purpose")
         return call_layer(layer, hidden, rows, step)
 
-    failed: list[_Placing] = []
-    monkeypatch.setattr(_Placing, "place", fail_one)
+    failed: list[HostPlacing] = []
+    monkeypatch.setattr(HostPlacing, "place", fail_one)
     monkeypatch.setattr(adapter, "call_layer", fail_all)
     first, *others = together(engine, asks)
     is_cancelled = isinstance(first, CancelledError)

@@ -35,15 +35,16 @@ SCRIPT = """if True:
 
     def check(expected_documents):
         with open_index() as index:
-            stats = index.stats()
-            texts = [p.text for p in index.passages()]
+            stats = index.contents.stats()
+            texts = [p.text for p in index.contents.passages()]
             versions = {t.split()[0] for t in texts if t.startswith("version")}
             assert stats.documents in expected_documents, stats
             assert len(versions) == min(1, stats.documents), versions
             assert len(texts) == stats.passages == stats.texts == stats.embedded_texts == 2 * stats.documents, stats
             for i in range(stats.documents):
-                document = index.document(str(i))
-                assert [document.text[slice(*p.span)] for p in index.passages(str(i))] == document.text.split("\\n\\n")
+                document = index.contents.document(str(i))
+                found = [document.text[slice(*p.span)] for p in index.contents.passages(str(i))]
+                assert found == document.text.split("\\n\\n")
             if versions:
                 (version,) = versions
                 hits = index.search(f"{version} of document7", retriever="bm25", k=1)

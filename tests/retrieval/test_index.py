@@ -46,7 +46,12 @@ def test_new_documents_are_added_and_their_passages_reported(index: Index) -> No
         (),
         (),
     )
-    assert [p.text for p in index.passages()] == ["red fish", "blue fish", "old bread", "new bread"]
+    assert [p.text for p in index.contents.passages()] == [
+        "red fish",
+        "blue fish",
+        "old bread",
+        "new bread",
+    ]
     assert (report.removed_passages, report.forgotten_passages, report.embedded_texts) == (
         (),
         (),
@@ -76,7 +81,7 @@ def test_only_what_changed_in_a_document_is_embedded(index: Index, embedder: Has
         == ["red fish"]
     )
     assert embedder.embedded[4:] == ["one fish"]
-    assert [p.text for p in index.passages("a")] == ["one fish", "blue fish"]
+    assert [p.text for p in index.contents.passages("a")] == ["one fish", "blue fish"]
     assert index.search("red", retriever="bm25") == []
 
 
@@ -95,7 +100,7 @@ def test_a_different_splitter_makes_every_document_changed(tmp_path: Path) -> No
     for tokens, expected in ((2, 2), (4, 1)):
         with Index(tmp_path, splitter=word_splitter(tokens)) as index:
             report = index.writer.ingest([A])
-            assert len(index.passages()) == expected
+            assert len(index.contents.passages()) == expected
     assert report.changed == ("a",)
 
 
@@ -109,7 +114,7 @@ def test_a_deleted_document_leaves_no_trace_in_any_file(index: Index) -> None:
         == [p.text for p in removal.forgotten_passages]
         == ["zanzibar spices"]
     )
-    assert index.document("a") is None
+    assert index.contents.document("a") is None
     assert index.search("zanzibar", retriever="bm25") == []
     left = [file for file in Path(index.directory or "").rglob("*") if file.is_file()]
     assert not [file for file in left if b"zanzibar" in file.read_bytes()]
@@ -122,7 +127,7 @@ def test_a_shared_passage_is_embedded_once_found_once_and_outlives_one_of_its_do
         [Document("x", "same words"), Document("y", "same words", metadata={"n": 2})]
     )
     assert embedder.embedded == ["same words"]
-    assert len({p.id for p in index.passages()}) == 2
+    assert len({p.id for p in index.contents.passages()}) == 2
     (hit,) = index.search("same words")
     assert hit.passage.document_id == "x"
     (hit,) = index.search("same words", where={"n": 2})
@@ -139,7 +144,7 @@ def test_a_repeated_text_in_one_document_is_two_passages_with_their_own_spans(in
     index.writer.ingest([Document("x", "same words\n\nsame words")])
     (hit,) = index.search("same words")
     assert hit.passage.span == (0, 10)
-    assert [p.span for p in index.passages()] == [(0, 10), (12, 22)]
+    assert [p.span for p in index.contents.passages()] == [(0, 10), (12, 22)]
 
 
 def test_the_same_document_passed_twice_counts_once_and_two_with_one_id_are_refused(
@@ -159,10 +164,10 @@ def test_an_ingestion_that_fails_changes_nothing(index: Index) -> None:
 
     with pytest.raises(DocumentError):
         index.writer.ingest(documents())
-    assert index.document_ids() == ["a"]
+    assert index.contents.document_ids() == ["a"]
     with pytest.raises(DocumentError, match="not JSON"):
         index.writer.ingest([B, Document("c", "text", metadata={"when": object()})])
-    assert index.document_ids() == ["a"]
+    assert index.contents.document_ids() == ["a"]
 
 
 def test_half_a_surrogate_pair_is_an_error_in_a_document_and_harmless_in_a_query(
@@ -175,7 +180,7 @@ def test_half_a_surrogate_pair_is_an_error_in_a_document_and_harmless_in_a_query
     ):
         with pytest.raises(DocumentError, match="half a character"):
             index.writer.ingest([A, bad])
-    assert index.document_ids() == []
+    assert index.contents.document_ids() == []
     index.writer.ingest([A])
     assert len(index.search("fish \udcff")) == 2
 
@@ -191,7 +196,11 @@ def test_an_interrupted_ingestion_keeps_the_vectors_computed_so_far(tmp_path: Pa
     with Index(tmp_path, splitter=word_splitter(), embedder=Tiring()) as index:
         with pytest.raises(KeyboardInterrupt):
             index.writer.ingest(many)
-        assert (index.document_ids(), index.search("number"), index.stats().texts) == ([], [], 0)
+        assert (
+            index.contents.document_ids(),
+            index.search("number"),
+            index.contents.stats().texts,
+        ) == ([], [], 0)
     with Index(tmp_path, splitter=word_splitter(), embedder=HashEmbedder()) as index:
         assert index.writer.ingest(many).embedded_texts == 100 - 64
 
@@ -205,8 +214,8 @@ def test_reopening_restores_everything_without_embedding_or_pickling(tmp_path: P
     embedder = HashEmbedder()
     with Index(tmp_path, embedder=embedder, read_only=True) as index:
         assert {name: index.search("blue bread", retriever=name) for name in before} == before
-        assert (index.document("a"), index.document_ids()) == (A, ["a", "b"])
-        assert index.stats().embedder == "hash"
+        assert (index.contents.document("a"), index.contents.document_ids()) == (A, ["a", "b"])
+        assert index.contents.stats().embedder == "hash"
     assert embedder.embedded == []
     assert not [f for f in tmp_path.rglob("*") if f.suffix in (".pkl", ".pickle", ".pt")]
 
@@ -327,7 +336,7 @@ def test_a_full_disk_is_an_error_that_leaves_the_index_unchanged(tmp_path: Path)
         index.file.rows(f"PRAGMA max_page_count = {pages}")  # SQLite then reports a full disk
         with pytest.raises(StoreError, match="Free some space"):
             index.writer.ingest([Document("big", "word " * 100_000)])
-        assert index.document_ids() == ["a"]
+        assert index.contents.document_ids() == ["a"]
         assert len(index.search("fish")) == 1
 
 

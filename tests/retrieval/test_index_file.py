@@ -86,11 +86,11 @@ def test_a_cancelled_request_ends_a_query_and_a_transaction_in_the_middle(tmp_pa
         with pytest.raises(CancelledError):
             index.search("word", 10, where=where, check=query)
         assert query.asked == 4
-        before = index.stats()
+        before = index.contents.stats()
         writing = Stop(1)
         with pytest.raises(CancelledError):
             index.writer.delete([document.id for document in documents], check=writing)
-        assert (index.stats(), len(index.search("word", 10, where=where))) == (before, 10)
+        assert (index.contents.stats(), len(index.search("word", 10, where=where))) == (before, 10)
 
 
 def test_work_that_pauses_between_steps_never_pauses_while_it_holds_the_index(
@@ -123,7 +123,7 @@ def test_metadata_is_stored_once_for_a_document_and_deleting_gives_its_space_bac
                 [Document("d", " ".join(f"w{n}" for n in range(9_000)), "s" * 1_000, metadata)]
             )
             assert (
-                {passage.metadata["x"] for passage in index.passages()} == {"y" * 20_000}
+                {passage.metadata["x"] for passage in index.contents.passages()} == {"y" * 20_000}
                 if metadata
                 else True
             )

@@ -68,11 +68,11 @@ class TestRetrieverContract:
 
     def test_a_blank_query_and_an_empty_index_find_nothing(self, index: Index, name: str) -> None:
         assert index.search(" \n", retriever=name) == []
-        index.writer.delete(index.document_ids())
+        index.writer.delete(index.contents.document_ids())
         assert index.search("capital", retriever=name) == []
 
     def test_equal_scores_are_ordered_by_ingestion(self, index: Index, name: str) -> None:
-        index.writer.delete(index.document_ids())
+        index.writer.delete(index.contents.document_ids())
         index.writer.ingest(
             [Document("x", "same one"), Document("y", "same two"), Document("z", "same six")]
         )

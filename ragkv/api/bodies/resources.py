@@ -7,9 +7,8 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, Field, StringConstraints
 
-from ragkv.config import ReuseMode
+from ragkv.config import SELECTORS, ReuseMode
 from ragkv.entries import WarmReport
-from ragkv.fusion import SELECTORS
 from ragkv.prompt import AnswerOptions
 from ragkv.prompt.constraints import ResponseFormat, parse
 from ragkv.retrieval import RETRIEVERS

@@ -154,14 +154,16 @@ class CollectionFolders:
         for name in (self.names() if names is None else names) if left else ():
             if left and (key := self.key(name)) is not None:
                 with look_into(key.path) as index:
-                    left -= index.held(left) if index is not None else set()
+                    left -= index.contents.held(left) if index is not None else set()
         return left
 
     @staticmethod
     def texts(folder: Path) -> Iterator[str]:
         """The texts of all passages in a collection's folder."""
         with look_into(folder) as index:
-            yield from ((passage.text for passage in index.passages()) if index is not None else ())
+            yield from (
+                (passage.text for passage in index.contents.passages()) if index is not None else ()
+            )
 
     def _size(self, key: CollectionKey) -> tuple[int, int]:
         """Documents and passages, read again if the index has changed since."""
@@ -170,7 +172,7 @@ class CollectionFolders:
         known, size = self._sizes.get(key.path, (None, (0, 0)))
         if state != known:
             with look_into(key.path) as index:
-                held = None if index is None else index.stats()
+                held = None if index is None else index.contents.stats()
             size = (0, 0) if held is None else (held.documents, held.passages)
             self._sizes[key.path] = state, size
         return size

@@ -185,7 +185,9 @@ class Collections(Closing):
         try:
             chunks = rag.corpus.chunks(ids, check)
         except QueueError:  # the documents are stored all the same
-            return WarmReport(0, 0, 0, left=sum(len(rag.index.passages(each)) for each in ids))
+            return WarmReport(
+                0, 0, 0, left=sum(len(rag.index.contents.passages(each)) for each in ids)
+            )
 
         def go_on() -> None:
             check()

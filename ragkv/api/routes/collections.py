@@ -129,7 +129,7 @@ async def show_document(
 
     def work(collection: Rag, _: Check) -> schemas.DocumentOut:
         index = collection.index
-        document = index.document(document_id)
+        document = index.contents.document(document_id)
         if document is None:
             raise not_found("document", document_id, "document_id")
         return schemas.DocumentOut(
@@ -137,7 +137,7 @@ async def show_document(
             title=title_of(document),
             source=document.source,
             characters=len(document.text),
-            chunks=len(index.passages(document_id)),
+            chunks=len(index.contents.passages(document_id)),
             text=document.text,
             metadata=dict(document.metadata),
         )
@@ -206,7 +206,7 @@ def _ingest(
         def allow() -> None:
             ids = {document.id for document in parsed.documents}
             folders = tenant.collections.folders
-            new = len(ids - index.document_hashes(ids).keys())
+            new = len(ids - index.contents.document_hashes(ids).keys())
             held = sum(one.documents for one in folders.infos())
             tenant.check_quota(principal, "documents", held, new)
             check_disk(folders.size_bytes(), tenant.engine.config.store.disk_bytes)
@@ -226,7 +226,7 @@ def _info(tenant: Tenant, name: str) -> schemas.CollectionBody:
 
 
 def _page(index: Index, limit: int, after: int) -> schemas.DocumentList:
-    found = index.document_page(after, limit + 1)
+    found = index.contents.document_page(after, limit + 1)
     following = str(found[limit - 1].position) if len(found) > limit else None
     listed = [
         schemas.DocumentInfo(

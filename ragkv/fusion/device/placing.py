@@ -8,7 +8,7 @@ kernel does all of it.
 import time
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,7 +19,9 @@ from ragkv.store.codecs import Codec
 from ragkv.store.unpacking import TokenPlaces, unpacking
 
 from ..plan import Span
-from .staging import StagedReader
+
+if TYPE_CHECKING:
+    from .staging import StagedReader
 
 
 class DevicePlacing:
@@ -27,7 +29,7 @@ class DevicePlacing:
 
     def __init__(
         self,
-        reader: StagedReader,
+        reader: "StagedReader",
         adapter: Adapter,
         tables: RotaryTables,
         spans: Sequence[Span],
@@ -38,6 +40,7 @@ class DevicePlacing:
             zip(spans, reader.codecs, reader.starts, strict=True), key=lambda one: one[1].name
         )
         device = adapter.device
+        self._reader = reader
         self._adapter = adapter
         self._tables = tables
         self._kv = kv
@@ -63,12 +66,12 @@ class DevicePlacing:
                 places = record.places(placed[inside])
                 self._recorded = sent(inside, device), sent(places, device)
 
-    def place(self, layer: int, slices: Sequence[torch.Tensor]) -> None:
-        """Put what the reader has of `layer` at its positions in the KV."""
-        if not slices:
+    def place(self, layer: int) -> None:
+        self._reader.take(layer)
+        if not self._codes:
             return
         began = time.perf_counter()
-        (self._buffer,) = slices
+        self._buffer = self._reader.buffer
         self._unpacked: torch.Tensor | None = None
         if self.kernel is not None:
             self._place_by_kernel(self.kernel, layer)
@@ -82,9 +85,6 @@ class DevicePlacing:
         self.seconds += time.perf_counter() - began
 
     def stored(self, index: torch.Tensor) -> torch.Tensor:
-        """Stored keys and values (2, G, C, D) of the tokens of `index` (C,) in the layer placed
-        last.
-        """
         return self._raw().index_select(2, index)
 
     def _place_by_kernel(self, kernel: Any, layer: int) -> None:

@@ -10,15 +10,19 @@ from collections.abc import Sequence
 
 import torch
 
+from ragkv.model import Adapter, PromptKV, Recording
+from ragkv.model.rope import RotaryTables
 from ragkv.store import Lease, TierKind
 from ragkv.store.codecs import Codec
 
-from ..pipeline import LayerReader, Readers, aligned, read_slice
+from ..pipeline import LayerReader, Placing, Readers, aligned, read_slice
+from ..plan import Span
+from .placing import DevicePlacing
 
 
 class StagedReader(LayerReader):
-    """A reader whose `layer` is one buffer (B,) uint8 on the device: of all leases the stored
-    layers, lease i from byte `starts[i]` on.
+    """Reads the stored layers of all leases into one `buffer` on the device, lease i from byte
+    `starts[i]` on. It has no `slices`.
     """
 
     def __init__(
@@ -36,12 +40,20 @@ class StagedReader(LayerReader):
         self._targets: dict[int, torch.Tensor] = {}  # by layer
         super().__init__(leases, layers, ahead, readers, device)
 
-    def layer(self, layer: int) -> list[torch.Tensor]:
-        """The buffer of `layer`; none without leases. Otherwise as on a host."""
+    def placing(
+        self,
+        adapter: Adapter,
+        tables: RotaryTables,
+        spans: Sequence[Span],
+        kv: PromptKV,
+        record: Recording | None,
+    ) -> Placing:
+        return DevicePlacing(self, adapter, tables, spans, kv, record)
+
+    def take(self, layer: int) -> None:
         self._read_by_threads(layer)
-        buffer = self._targets.pop(layer)
-        self._copier.arrived(layer, buffer)
-        return [buffer] if self._leases else []
+        self.buffer = self._targets.pop(layer)  # (B,) uint8: of the layer taken last
+        self._copier.arrived(layer, self.buffer)
 
     def _ring_bytes(self, lease: Lease) -> int:
         return 0 if lease.kind is TierKind.MEMORY else _stored_bytes(lease)

@@ -210,7 +210,7 @@ class Corpus(Closing):
         """
         ids = (None,) if document_ids is None else document_ids
         found = list[Chunk]()
-        for passage in (passage for each in ids for passage in self.index.passages(each)):
+        for passage in (passage for each in ids for passage in self.index.contents.passages(each)):
             check()
             found.append(self.engine.chunk(passage.text))
         return found

@@ -160,7 +160,7 @@ class FileReader:
             documents = {} if record is None else record.documents
             return (
                 record
-                if documents and self._index.document_hashes(documents) == documents
+                if documents and self._index.contents.document_hashes(documents) == documents
                 else None
             )
         return None

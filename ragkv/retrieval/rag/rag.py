@@ -98,7 +98,7 @@ class Rag(Closing):
         if order == "best-last":
             hits = hits[::-1]
         elif order == "document":
-            positions = self.index.positions({hit.passage.document_id for hit in hits})
+            positions = self.index.contents.positions({hit.passage.document_id for hit in hits})
             hits = sorted(
                 hits,
                 key=lambda hit: (

@@ -38,4 +38,4 @@ def _texts(folder: Path) -> Iterator[str]:
     for directory in (folder / "index", *(folder / "collections").glob("[!.]*")):
         with look_into(directory) as index:
             if index is not None:
-                yield from (passage.text for passage in index.passages())
+                yield from (passage.text for passage in index.contents.passages())

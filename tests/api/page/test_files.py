@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import ragkv
-from ragkv.config import SELECTOR_NAMES
+from ragkv.config import SELECTORS
 
 PAGE = Path(ragkv.__file__).parent / "api" / "page"
 FILES = sorted(path for path in PAGE.iterdir() if path.is_file())
@@ -40,7 +40,7 @@ def test_the_page_offers_every_selector() -> None:
     page = (PAGE / "index.html").read_text("utf-8")
     menu = re.search(r"The server's choice</option>(.*?)</select>", page, re.DOTALL)
     assert menu is not None
-    assert sorted(re.findall(r"<option>([\w-]+)</option>", menu[1])) == sorted(SELECTOR_NAMES)
+    assert sorted(re.findall(r"<option>([\w-]+)</option>", menu[1])) == sorted(SELECTORS)
 
 
 def test_every_element_id_used_in_a_script_exists() -> None:

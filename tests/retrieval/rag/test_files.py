@@ -141,14 +141,14 @@ def test_documents_that_a_file_no_longer_holds_are_deleted_unless_it_has_a_bad_l
     file.write_text('{"id": "two", "text": "The new two."}\n{\n')
     outcome = ingest(corpus, file).files[0]
     assert outcome.status == "failed" and "line 2" in outcome.reason
-    assert sorted(corpus.index.document_ids()) == [f"{file}/one", f"{file}/two"]
+    assert sorted(corpus.index.contents.document_ids()) == [f"{file}/one", f"{file}/two"]
     file.write_text('{"id": "two", "text": "The two."}\n')
     report = ingest(corpus, file)
     assert (report.index.deleted, statuses(report)) == (
         (f"{file}/one",),
         {"lines.jsonl": "changed"},
     )
-    assert corpus.index.document_ids() == [f"{file}/two"]
+    assert corpus.index.contents.document_ids() == [f"{file}/two"]
 
 
 def test_an_id_counts_within_its_file(corpus: Corpus, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_an_id_counts_within_its_file(corpus: Corpus, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl#one").write_text("Named like a document.")
     for _ in range(2):
         ingest(corpus, tmp_path)
-        texts = {passage.text for passage in corpus.index.passages()}
+        texts = {passage.text for passage in corpus.index.contents.passages()}
         assert texts == {"The first.", "The second.", "3", "Named like a document."}
 
 
@@ -193,7 +193,7 @@ def test_a_file_that_becomes_empty_or_unreadable_keeps_its_text_and_this_is_told
         "a.txt" in report.files[0].reason
         and "What it held before stays in the index" in report.files[0].reason
     )
-    assert str(folder / "a.txt") in corpus.index.document_ids()
+    assert str(folder / "a.txt") in corpus.index.contents.document_ids()
 
 
 def test_what_is_lost_of_a_file_is_in_its_outcome(corpus: Corpus, folder: Path) -> None:
@@ -219,7 +219,7 @@ def test_pruning_deletes_what_is_gone_from_the_folder_and_keeps_what_fails_now(
     (folder / "b.txt").unlink()
     (folder / "c.txt").write_text("The mill c.")
     report = ingest(corpus, folder, prune=True)
-    assert sorted(Path(name).name for name in corpus.index.document_ids()) == [
+    assert sorted(Path(name).name for name in corpus.index.contents.document_ids()) == [
         "a.txt",
         "c.txt",
         "other",
@@ -234,7 +234,7 @@ def test_files_that_are_gone_are_told_with_what_to_do(corpus: Corpus, folder: Pa
     report = ingest(corpus, folder)
     gone = next(one for one in report.files if one.status == "gone")
     assert (Path(gone.path).name, "--prune" in gone.reason) == ("a.txt", True)
-    assert str(folder / "a.txt") in corpus.index.document_ids()
+    assert str(folder / "a.txt") in corpus.index.contents.document_ids()
     assert statuses(ingest(corpus, folder, prune=True))["a.txt"] == "deleted"
     assert "a.txt" not in statuses(ingest(corpus, folder))
 
@@ -254,7 +254,7 @@ def test_a_moved_folder_is_known_by_its_contents(corpus: Corpus, tmp_path: Path,
     assert set(statuses(report).values()) == {"moved"}
     assert all(str(old) in outcome.reason for outcome in report.files)
     assert (report.kv.encoded, corpus.engine.stats().store.tiers[-1].entries) == (0, entries)
-    assert all(str(tmp_path / new) in name for name in corpus.index.document_ids())
+    assert all(str(tmp_path / new) in name for name in corpus.index.contents.document_ids())
     assert set(statuses(ingest(corpus, tmp_path / new)).values()) == {"unchanged"}
 
 
@@ -262,7 +262,7 @@ def test_a_copy_is_no_move(corpus: Corpus, folder: Path) -> None:
     ingest(corpus, folder)
     (folder / "copy.txt").write_bytes((folder / "a.txt").read_bytes())
     assert statuses(ingest(corpus, folder))["copy.txt"] == "added"
-    assert len(corpus.index.document_ids()) == 3
+    assert len(corpus.index.contents.document_ids()) == 3
 
 
 @pytest.mark.parametrize("order", [("docs", "link"), ("link", "docs")])
@@ -271,11 +271,11 @@ def test_a_link_to_a_folder_is_no_second_copy(
 ) -> None:
     (tmp_path / "link").symlink_to(folder)
     ingest(corpus, tmp_path / order[0])
-    first = corpus.index.document_ids()
+    first = corpus.index.contents.document_ids()
     assert set(statuses(ingest(corpus, tmp_path / order[1])).values()) == {"unchanged"}
     (folder / "a.txt").write_text("The mill, changed.")
     assert statuses(ingest(corpus, tmp_path / order[1]))["a.txt"] == "changed"
-    assert sorted(corpus.index.document_ids()) == sorted(first)
+    assert sorted(corpus.index.contents.document_ids()) == sorted(first)
 
 
 def test_a_name_without_an_ending_is_read_if_it_is_text_and_else_ignored(

@@ -42,7 +42,9 @@ class Folders:
 
     @property
     def documents(self) -> list[str]:
-        return sorted(os.path.relpath(name, self.root) for name in self._index.document_ids())
+        return sorted(
+            os.path.relpath(name, self.root) for name in self._index.contents.document_ids()
+        )
 
 
 @pytest.fixture

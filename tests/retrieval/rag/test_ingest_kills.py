@@ -67,7 +67,7 @@ def check_confirmed(home: Path, model: Path, lines: list[dict[str, Any]]) -> Non
         Corpus(engine, home / "index", chunk_tokens=CHUNK_TOKENS) as corpus,
     ):
         for path in done:
-            document = corpus.index.document(path)
+            document = corpus.index.contents.document(path)
             assert document is not None, f"{path} was confirmed and is lost"
             assert document.text == Path(path).read_text()
         (disk,) = (tier for tier in engine.stats().store.tiers if tier.kind.value == "disk")

@@ -1,5 +1,8 @@
-"""Narrows a prompt's rows down between two layers, by how far fresh KV deviates from stored KV
-(CacheBlend section 4.3). Checking selectors need it.
+"""HKVD, the selectors of CacheBlend section 4.3: every candidate passes layer 0, and between two
+layers those whose fresh KV deviates least from the stored KV are left out.
+
+Deviation is `sqrt(sum dK^2 + sum dV^2)`, with K before RoPE, in float32. A selector only decides how
+many tokens remain in each layer. `Narrowing` keeps those with the highest deviation.
 """
 
 from typing import TYPE_CHECKING
@@ -8,14 +11,47 @@ import torch
 
 from ragkv.model import sent
 
-from .plan import Plan
-from .selectors import top
+from .plan import Candidates, Plan
+from .selectors import Selection, Selector, budget, top
 
 if TYPE_CHECKING:
-    from .fuse import Placing, PromptRows
+    from .fuse import PromptRows
+    from .pipeline import Placing
 
 # More than any deviation: forced rows are always kept.
 _FORCED = 1 << 62
+
+
+class HKVD(Selector):
+    """Checks once, at layer 1; its tokens are recomputed in every later layer."""
+
+    name = "hkvd"
+    selection = Selection.CHECKING
+
+    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
+        return torch.arange(len(candidates) if budget(ratio, len(candidates)) else 0)
+
+    def keep(self, layer: int, layers: int, ratio: float, count: int) -> int | None:
+        return budget(ratio, count) if layer == 1 else None
+
+
+class GradualHKVD(HKVD):
+    """The paper's gradual filtering (figure 9): each layer filters the tokens of the layer before.
+
+    The share falls linearly from r1 = min(1, 1.5 r) at layer 1 to 2 r - r1 at the last layer, so
+    its mean is r. The paper says "slightly higher" and "slightly less" without numbers; these
+    numbers are ours.
+    """
+
+    name = "hkvd-gradual"
+
+    def keep(self, layer: int, layers: int, ratio: float, count: int) -> int | None:
+        steps = layers - 2
+        if steps <= 0:
+            return budget(ratio, count)
+        first = min(1.0, 1.5 * ratio)
+        last = 2 * ratio - first
+        return budget(first + (last - first) * (layer - 1) / steps, count)
 
 
 class Narrowing:
@@ -45,10 +81,7 @@ class Narrowing:
         self._rows.keep(kept, self._facts[0])
 
     def _deviation(self, layer: int, index: torch.Tensor) -> torch.Tensor:
-        """sqrt(sum dK^2 + sum dV^2) of each row, (R,) float32 on the device.
-
-        Fresh is compared with stored KV, keys before RoPE.
-        """
+        """That of each row, (R,) float32 on the device."""
         own = self._rows
         k_raw, v = own.adapter.project_kv(layer, own.hidden, own.rows)
         fresh = k_raw.new_empty((2, *k_raw.shape[1:]), dtype=torch.float32)  # (2, G, R, D)

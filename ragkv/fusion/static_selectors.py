@@ -1,0 +1,47 @@
+"""Selectors that know their tokens before anything is loaded: baselines of the papers."""
+
+import torch
+
+from .plan import Candidates
+from .selectors import Selector, budget, top
+
+
+class Nothing(Selector):
+    """Full KV reuse (PromptCache-style, position-aligned): recomputes nothing, at any ratio."""
+
+    name = "none"
+    uses_ratio = False
+
+    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
+        return torch.empty(0, dtype=torch.int64)
+
+
+class Everything(Selector):
+    """Recomputes every candidate, at any ratio."""
+
+    name = "all"
+    recomputes_all = True
+    uses_ratio = False
+
+    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
+        return torch.arange(len(candidates))
+
+
+class Random(Selector):
+    """A random share, the same for equal seeds and candidate counts."""
+
+    name = "random"
+
+    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(candidates), generator=generator)
+        return order[: budget(ratio, len(candidates))].sort().values
+
+
+class FirstK(Selector):
+    """The first tokens of every chunk, equally many of each (EPIC's LegoLink)."""
+
+    name = "first-k"
+
+    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
+        return top(-candidates.offset, budget(ratio, len(candidates)))
