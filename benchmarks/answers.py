@@ -127,12 +127,12 @@ def _ask(
     chunks = [engines[0].chunk(text) for text in asked.passages]
     if "fused" in options.ways:
         for engine in engines:
-            engine.warm(chunks)
+            engine.entries.warm(chunks)
     for number, kind in enumerate(kinds):
         question = KINDS[kind].format(question=asked.question)
         for way in options.ways:
             for engine in engines if way == "prefix" else ():
-                engine.delete(["nothing"])  # which also forgets earlier prompts
+                engine.entries.delete(["nothing"])  # which also forgets earlier prompts
                 ask_before(engine, chunks)
             order = engines if (at + number) % 2 else engines[::-1]
             found = {id(engine): _timed(engine, question, chunks, options, way) for engine in order}

@@ -122,7 +122,7 @@ class Bench:
             question = self.turns[-1][0]
             layers = self._layers(engine)
             guess, size = self._compute(engine, session, question)
-            (disk,) = engine.store.tiers
+            (disk,) = engine.parts.store.tiers
             for ratio in (0.5, 1.0, 2.0):
                 load_s = ratio * guess
                 wanted = layers_ahead(load_s, guess, layers)
@@ -154,7 +154,7 @@ class Bench:
         for what, bandwidth in (("disk", None), ("disk of 20 MB/s", 20e6)):
             with self.engine(disk=True) as engine:
                 if bandwidth is not None:
-                    (disk,) = engine.store.tiers
+                    (disk,) = engine.parts.store.tiers
                     disk.bandwidth_bytes_per_s = bandwidth
                     disk.writes = True
                 decoded: dict[bool, list[float]] = {True: [], False: []}
@@ -169,7 +169,7 @@ class Bench:
                         if number:
                             decoded[on].append(answer.timing.decode_s)
                             longest[on].append(gap)
-                engine.store.tiers[0].writes = False
+                engine.parts.store.tiers[0].writes = False
                 engine.flush()
                 written = engine.stats().store.tiers[0].written_bytes
                 for on in (False, True):
@@ -206,7 +206,7 @@ class Bench:
                 ) as engine,
             ):
                 if bandwidth is not None:
-                    disk = engine.store.tiers[1]
+                    disk = engine.parts.store.tiers[1]
                     disk.bandwidth_bytes_per_s = bandwidth
                     disk.writes = True
                 session = engine.session("s")
@@ -226,7 +226,7 @@ class Bench:
                             end_s,
                         ]
                     )
-                engine.store.tiers[1].writes = False
+                engine.parts.store.tiers[1].writes = False
                 engine.flush()
                 for row in rows[-3:]:
                     row.append(engine.stats().store.dropped_writes)

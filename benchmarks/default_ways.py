@@ -260,7 +260,7 @@ class Asker:
         full_gold = reader.likelihood(full, golds)
         for tokens in dict.fromkeys(way.neutral_tokens for way in ways):
             engine = self._engines[tokens]
-            engine.warm(chunks)
+            engine.entries.warm(chunks)
             for way in (way for way in ways if way.neutral_tokens == tokens):
                 prefill = served(engine, question, chunks, way)
                 found = reader.log_probabilities(prefill, answer)
@@ -273,7 +273,7 @@ class Asker:
                     "tokens": len(prefill.token_ids),
                     "chunks": len(chunks),
                 }
-            engine.delete(chunks)
+            engine.entries.delete(chunks)
 
 
 def served(engine: Engine, question: str, chunks: Sequence[Chunk], way: Way) -> Prefill:
@@ -287,7 +287,7 @@ def served(engine: Engine, question: str, chunks: Sequence[Chunk], way: Way) -> 
             return engine.prefill(question, chunks, **way.options)
     asking = Remembering()
     first = engine.prefill(question, chunks, selector=asking, ratio=RATIO * way.first_share)
-    rows = len(engine.intake.encode(question))
+    rows = len(engine.parts.intake.token_ids(question))
     again = attention_of_last(engine, first, rows)[asking.candidates]
     wanted = budget(RATIO, len(asking.candidates)) - len(first.selected)
     again[torch.isin(asking.candidates, first.selected)] = -1.0

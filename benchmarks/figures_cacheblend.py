@@ -103,7 +103,7 @@ def placement(bench: Bench) -> Iterator[Row]:
     ]
     # entries and profile are made once
     encoded = []
-    store = bench.engine.store
+    store = bench.engine.parts.store
     profile = None
     for info in [one for one in store.contents.infos() if list(one.token_ids) in chunks]:
         with store.lease(info.identity, info.token_ids) as lease:
@@ -241,7 +241,7 @@ def over_ratios(bench: Bench) -> Iterator[Row]:
             wanted = reader.log_probabilities(full, answer)
             chunks = [alone.chunk(text) for text in one.passages]
             for engine, _ in ways:
-                engine.warm(chunks)
+                engine.entries.warm(chunks)
             for ratio in RATIOS:
                 row = [reader.likelihood(full, golds)]
                 for engine, selector in ways:
@@ -250,7 +250,7 @@ def over_ratios(bench: Bench) -> Iterator[Row]:
                     row.append(reader.likelihood(prefill, golds))
                 values[ratio].append(row)
             for engine, _ in ways:
-                engine.delete(chunks)
+                engine.entries.delete(chunks)
     for ratio, rows in values.items():
         yield [ratio, len(rows), *np.array(rows).mean(0).tolist()]
 
@@ -265,11 +265,11 @@ def attention_deviation(bench: Bench) -> Iterator[Row]:
     with bench.engine.with_config(ALONE) as engine:
         for one in asked:
             question = reader.question(one)
-            rows = len(engine.intake.encode(question))
+            rows = len(engine.parts.intake.token_ids(question))
             chunks = [engine.chunk(text) for text in one.passages]
             full = engine.prefill(question, chunks, reuse="none")
             wanted = attention_of_last(engine, full, rows)
-            engine.warm(chunks)
+            engine.entries.warm(chunks)
             for ratio in RATIOS:
                 row = []
                 for selector in ("hkvd", "random"):
@@ -277,7 +277,7 @@ def attention_deviation(bench: Bench) -> Iterator[Row]:
                     own = attention_of_last(engine, prefill, rows)
                     row.append(float((own - wanted).norm() / wanted.norm()))
                 found[ratio].append(row)
-            engine.delete(chunks)
+            engine.entries.delete(chunks)
     for ratio, rows in found.items():
         yield [ratio, len(rows), *np.array(rows).mean(0).tolist()]
 
@@ -303,9 +303,9 @@ def _first_tokens(bench: Bench, made: list[list[int]]) -> list[float]:
     chunks = [Chunk(tuple(ids)) for ids in made]
     times: dict[str, list[float]] = {}
     with bench.engine.with_config(ALONE) as alone:
-        alone.warm(chunks)
+        alone.entries.warm(chunks)
         for run in range(2 if bench.quick else 4):
-            bench.engine.delete([(0,)])  # which also forgets the blocks of earlier prompts
+            bench.engine.entries.delete([(0,)])  # which also forgets the blocks of earlier prompts
             ask_before(bench.engine, chunks)
             found = {
                 "full": bench.engine.prefill(QUESTION, chunks, reuse="none"),

@@ -77,8 +77,8 @@ def _endless_chunks(vocabulary: int, length: int, count: int) -> Any:
 
 
 def _warm(engine: Engine, chunks: Sequence[Sequence[int]]) -> None:
-    assert engine.warm(chunks).encoded == len(chunks)
-    engine.delete(chunks)
+    assert engine.entries.warm(chunks).encoded == len(chunks)
+    engine.entries.delete(chunks)
 
 
 @torch.no_grad()

@@ -74,7 +74,7 @@ def truth(engine: Engine, chunks: Sequence[Sequence[int]]) -> Truth:
     true = raw_kv(engine, ids, len(prefix), len(ids)).float()  # (L, 2, G, C, D)
     pieces = []
     for chunk in chunks:
-        lease = engine.store.lease(engine.entries.encoder.identity, tuple(chunk))
+        lease = engine.parts.store.lease(engine.entries.encoder.identity, tuple(chunk))
         assert lease is not None, "the engine was not warmed with this chunk"
         with lease:
             pieces.append(torch.stack([lease.read_layer(layer) for layer in range(true.shape[0])]))

@@ -96,7 +96,7 @@ def _answered(engine: Engine, asked: Asked) -> Row:
     for way in ("full", "warm"):
         began = time.perf_counter()
         if way == "warm":
-            engine.warm(chunks)
+            engine.entries.warm(chunks)
             engine.flush()
             row["encode_s"] = time.perf_counter() - began
         answer = engine.answer(
@@ -106,7 +106,7 @@ def _answered(engine: Engine, asked: Asked) -> Row:
             max_new_tokens=ANSWER_TOKENS,
         )
         row[way] = _said(answer, asked)
-    engine.delete(chunks)
+    engine.entries.delete(chunks)
     stats = engine.stats()
     row["dtype"] = stats.dtype
     row["kv_bytes"] = stats.kv_bytes_per_token

@@ -127,13 +127,13 @@ class Asker:
     def _stored(self, question: Prepared) -> Iterator[None]:
         """The entries of the chunks are in memory, and what prefix caching has."""
         for engine in self.engines.values():
-            engine.warm(question.chunks)
+            engine.entries.warm(question.chunks)
         ask_before(self._engine, question.chunks)
         if any(method.mapped for method in self._methods):
             ask_each_before(self._engine, question.chunks)
         yield
         for engine in self.engines.values():
-            engine.delete(question.chunks)
+            engine.entries.delete(question.chunks)
 
     def _result(self, method: Method, question: Prepared, new_tokens: int) -> dict[str, Any]:
         engine = self.engines.get(method.stored, self._engine)

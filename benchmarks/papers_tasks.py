@@ -167,7 +167,7 @@ class Preparer:
     def _fitting(self, wanted: list[int], pieces: list[Chunk], text: str) -> Iterator[int]:
         """The wanted places in turn, until one does not fit."""
         limit = self._engine.model.adapter.context_length
-        runs = self._engine.intake.runs
+        runs = self._engine.parts.intake.runs
         used = (
             len(runs.before_documents)
             + self._engine.model.count_tokens(text)
@@ -175,7 +175,7 @@ class Preparer:
         )
         used += self._task.new_tokens + SPARE_TOKENS
         for place in wanted:
-            used += len(pieces[place]) + len(self._engine.intake.separator)
+            used += len(pieces[place]) + len(self._engine.parts.intake.separator)
             if limit is not None and used > limit:
                 return
             yield place

@@ -117,7 +117,7 @@ def put_random_entry(
     shape = (layers, 2, heads, len(token_ids), size)
     make = _alike if alike else _encoded
     codec, stored = make(shape, adapter.dtype, adapter.device, info)
-    if not engine.store.durable.put(EncodedEntry(info, codec, stored)):
+    if not engine.parts.store.durable.put(EncodedEntry(info, codec, stored)):
         raise SystemExit(f"An entry of {info.tokens} tokens was not kept by {engine.config.store}.")
 
 

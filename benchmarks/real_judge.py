@@ -122,7 +122,7 @@ class Reader:
         self._model = engine.model.adapter.model
         self._tokenizer = engine.tokenizer
         self._end_tokens = end_tokens(self._model, self._tokenizer)
-        has_template = bool(engine.intake.runs.after_question)
+        has_template = bool(engine.parts.intake.runs.after_question)
         self._asked = asked or (WITH_TEMPLATE if has_template else WITHOUT_TEMPLATE)
         self._before_answer = "" if has_template else " "
 
@@ -219,9 +219,9 @@ class Judge:
         """
         for engine in self._engines.values():
             chunks = [engine.chunk(text) for text in asked.passages]
-            engine.warm(chunks)
+            engine.entries.warm(chunks)
             engine.prefill(self._reader.question(asked), chunks, ratio=0.15)
-            engine.delete(chunks)
+            engine.entries.delete(chunks)
 
     def ask(self, asked: Asked, methods: Sequence[Method]) -> Iterator[Row]:
         """What each of `methods` gives for the question; the first one is the full prefill."""
@@ -233,7 +233,7 @@ class Judge:
         for name, engine in self._engines.items():
             own = [method for method in methods if method.form.name == name]
             chunks = [engine.chunk(text) for text in asked.passages]
-            ingest_s = _timed(engine.warm, chunks)[1] if own else 0.0
+            ingest_s = _timed(engine.entries.warm, chunks)[1] if own else 0.0
             for method in own:
                 passages = chunks if method.with_passages else []
                 if method.options.get("reuse") == "prefix":
@@ -258,7 +258,7 @@ class Judge:
                     "tokens": len(prefill.token_ids),
                     **self._f1(prefill, asked.golds),
                 }
-            engine.delete(chunks)
+            engine.entries.delete(chunks)
 
     def _f1(self, prefill: Any, golds: Sequence[str]) -> dict[str, Any]:
         """The answer's first line and its F1; nothing unless answers are to be decoded."""

@@ -49,10 +49,10 @@ class Storage:
         self._world = world
         self.engine = world.engine
         # `World` hides what remote tiers measured
-        vars(world.engine.store).pop("speeds", None)
+        vars(world.engine.parts.store).pop("speeds", None)
         self.engine.parts.profiler.measure(quick=True)
         if bandwidth is not None:
-            self.engine.store.tiers[0].bandwidth_bytes_per_s = bandwidth
+            self.engine.parts.store.tiers[0].bandwidth_bytes_per_s = bandwidth
 
     def ask(self, **options: Any) -> Prefill:
         """A prefill of the prompt."""
@@ -64,7 +64,7 @@ class Storage:
         identity = engine.entries.encoder.identity
         layers = engine.model.adapter.layer_count
         with ExitStack() as held:
-            found = [engine.store.lease(identity, chunk) for chunk in self._world.chunks]
+            found = [engine.parts.store.lease(identity, chunk) for chunk in self._world.chunks]
             leases = [held.enter_context(lease) for lease in found if lease is not None]
             began = time.perf_counter()
             with engine.parts.fusor.reader(leases, 8) as reader:

@@ -55,7 +55,7 @@ def unattended(engine: Engine, history: Any) -> list[tuple[int, int]]:
     later tokens.
     """
     model = engine.model.adapter.model
-    prefix = engine.intake.runs.before_documents
+    prefix = engine.parts.intake.runs.before_documents
     model.set_attn_implementation("eager")
     seen = model(torch.tensor([[*prefix, *history.token_ids]]), output_attentions=True).attentions
     weight = sum(layer[0].float().sum((0, 1)) for layer in seen)[len(prefix) :]

@@ -116,7 +116,7 @@ class World:
         self.engine = self._open.enter_context(Engine(model, config=config, store=store))
         if tier in REMOTE:
             # no measured speeds: it would compute what loads too slowly
-            self.engine.store.speeds = dict  # type: ignore[method-assign]
+            self.engine.parts.store.speeds = dict  # type: ignore[method-assign]
         for chunk in self.chunks:
             put_random_entry(self.engine, chunk, exact=False, alike=alike)
         put_random_entry(self.engine, self.first, exact=True, alike=alike)

@@ -251,7 +251,7 @@ def _prepare(folder: Path, options: argparse.Namespace) -> Prompts:
         for chunk in corpus:
             put_random_entry(engine, chunk, exact=False)
         return Prompts(
-            tuple(engine.intake.runs.before_documents), corpus, options.chunks, vocabulary
+            tuple(engine.parts.intake.runs.before_documents), corpus, options.chunks, vocabulary
         )
 
 

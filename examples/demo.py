@@ -124,11 +124,11 @@ def _ask(rag: "Rag", question: dict[str, Any]) -> Answers:
 
 def _prepare(rag: "Rag", way: str, chunks: list[Chunk]) -> None:
     """Store what each way begins with, and nothing else."""
-    rag.engine.delete(chunks)
+    rag.engine.entries.delete(chunks)
     if way == "prefix":
         rag.engine.prefill("What is this about?", [chunks[0], *chunks[:0:-1]], reuse="prefix")
     elif way == "warm":
-        rag.engine.warm(chunks)
+        rag.engine.entries.warm(chunks)
 
 
 def _answer(rag: "Rag", turns: Sequence[str], chunks: list[Chunk], reuse: ReuseMode) -> Answer:

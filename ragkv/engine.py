@@ -10,7 +10,7 @@ run one after another.
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Self, Unpack
@@ -19,9 +19,10 @@ from .assembly import BackendMaker, assembled
 from .config import EngineConfig
 from .conversations import Conversations, Session, Turn
 from .engine_stats import EngineStats
-from .entries import Entries, WarmReport
+from .entries import Entries
 from .errors import RagKVError
 from .prompt import (
+    AnswerEvents,
     AnswerOptions,
     ChunkLike,
     Prefill,
@@ -31,7 +32,7 @@ from .prompt import (
     StartedAnswer,
     Task,
 )
-from .runtime import Check, Claim, Closing, close_dropped, no_check, openmp
+from .runtime import Claim, Closing, close_dropped, openmp
 from .runtime.arguments import check_kind
 from .store import Store
 from .types import Answer, Chunk, TokenEvent
@@ -41,7 +42,7 @@ class Engine(Closing):
     """One model, its store, and the path from question to answer.
 
     `entries` and `conversations` are the doors to what is stored. Engines may share the `model`. The
-    `intake`, the `store` and all other `parts` are for those who measure or serve.
+    `parts` are for those who measure or serve.
     """
 
     def __init__(
@@ -66,8 +67,6 @@ class Engine(Closing):
             model = SharedModel.of(model, tokenizer, config)
         self.model = model
         self.parts = assembled(model, config, backend, store)
-        self.intake = self.parts.intake
-        self.store = self.parts.store
         # Runs when the engine is garbage-collected or the process ends: no thread may be inside the
         # model then.
         self._unclosed = weakref.finalize(self, close_dropped, "An engine", self.parts.close)
@@ -106,7 +105,7 @@ class Engine(Closing):
         stored, so that also the next process finds them, when another request comes, or when the
         deadline passes. Who times answers takes `stream`.
         """
-        request = self.intake.answer_request(question, chunks, options)
+        request = self.parts.intake.answer_request(question, chunks, options)
         *_, answer = self._events(request, session)
         assert isinstance(answer, Answer)
         if answer.reuse.missed_chunks:
@@ -119,19 +118,19 @@ class Engine(Closing):
         chunks: Sequence[ChunkLike] = (),
         session: Session | None = None,
         **options: Unpack[AnswerOptions],
-    ) -> Iterator[TokenEvent | Answer]:
+    ) -> AnswerEvents:
         """Token events, then the `Answer`. See `AnswerOptions`; decoding is greedy unless one of
-        them samples.
+        them samples. Close a stream that is not read to its end.
 
         Requests are admitted in the order in which they come; those of one session also wait for
         each other. `deadline_s` counts from the moment the first event is asked for. Raises
         `InputError`, `PromptTooLongError`, `QueueFullError`, `DeadlineError` and `CancelledError`;
         then everything the request held is released and its session is as it was.
         """
-        request = self.intake.answer_request(question, chunks, options)
+        request = self.parts.intake.answer_request(question, chunks, options)
         yield from self._events(request, session)
 
-    def _events(self, request: Request, session: Session | None) -> Iterator[TokenEvent | Answer]:
+    def _events(self, request: Request, session: Session | None) -> AnswerEvents:
         with self._started(request, session) as (turn, answer):
             if request.on_prefill is not None:
                 request.on_prefill(answer.report)
@@ -151,7 +150,7 @@ class Engine(Closing):
 
         `session` gives the history; it gains no turn. Raises what `stream` raises.
         """
-        request = self.intake.prefill_request(question, chunks, options)
+        request = self.parts.intake.prefill_request(question, chunks, options)
         with self._started(request, session, adds_turn=False) as (_, started):
             return started.prefill
 
@@ -168,7 +167,7 @@ class Engine(Closing):
 
         Raises what `stream` raises.
         """
-        request = self.intake.prefill_request(question, chunks, options, answer)
+        request = self.parts.intake.prefill_request(question, chunks, options, answer)
         with self._started(request, session) as (turn, started):
             prefill = started.prefill
             assert turn is not None
@@ -198,7 +197,7 @@ class Engine(Closing):
                 else:
                     sessions.bring_up_to_date(session)
             past = (session.history, session.notes) if session else ()
-            prompt = self.intake.prompt(request, *past)
+            prompt = self.parts.intake.prompt(request, *past)
             task = Task(request, prompt, session.session_id if session else "", adds_turn)
             answer = held.enter_context(self.parts.backend.started(task))
             turn = None
@@ -212,7 +211,7 @@ class Engine(Closing):
         """A chunk of text or token ids; its ids are fixed here: those of the text alone, wherever
         it stands.
         """
-        return self.intake.chunk(content, metadata)
+        return self.parts.intake.chunk(content, metadata)
 
     def session(self, session_id: str, *, ttl_s: float | None = None) -> Session:
         """The conversation of that id, new or as it stands, also after a restart if the store has a
@@ -242,8 +241,8 @@ class Engine(Closing):
 
     @property
     def entries(self) -> Entries:
-        """The stored entries of chunks: encode later, delete. Raises `RagKVError` once
-        closed.
+        """The stored entries of chunks: compute them before they are asked for, delete them. Raises
+        `RagKVError` once closed.
         """
         self._check_open()
         return self.parts.entries
@@ -253,27 +252,6 @@ class Engine(Closing):
         """All conversations: list, open, delete. Raises `RagKVError` once closed."""
         self._check_open()
         return self.parts.conversations
-
-    def warm(
-        self,
-        chunks: Sequence[ChunkLike],
-        on_progress: Callable[[int, int], None] | None = None,
-        check: Check = no_check,
-    ) -> WarmReport:
-        """Compute and store the entries of `chunks` that are not stored; returns when they are
-        durable.
-
-        `on_progress(done, total)` is called after each chunk, `check` before each, and before each
-        batch of chunks that are encoded together. A `QueueError` that it raises ends the work: the
-        entries made so far are durable, and the report counts the chunks that are left.
-        """
-        return self.entries.warm(chunks, on_progress, check)
-
-    def delete(self, chunks: Sequence[ChunkLike]) -> int:
-        """Drop the entries of `chunks` from every tier. Returns how many of them were stored
-        anywhere.
-        """
-        return self.entries.delete(chunks)
 
     def stats(self) -> EngineStats:
         """What the engine is and what its store holds."""
@@ -289,7 +267,7 @@ class Engine(Closing):
         """Return when missed chunks are encoded and everything that waits is written."""
         self.parts.entries.background.flush()
         self.parts.conversations.flush()
-        self.store.flush()
+        self.parts.store.flush()
 
     def close(self) -> None:
         """Write what is computed and release the store. Calling it twice is harmless."""

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WarmReport:
-    """What `Engine.warm` did. A chunk that was deleted meanwhile counts nowhere."""
+    """What `Entries.warm` did. A chunk that was deleted meanwhile counts nowhere."""
 
     encoded: int  # chunks computed and stored now
     present: int  # chunks that were stored already
@@ -93,8 +93,14 @@ class Entries:
         evict: bool = True,
         watch: DeletionWatch | None = None,
     ) -> WarmReport:
-        """See `Engine.warm`. Without `evict` chunks for which the store has no room are left, and
-        counted. What is deleted meanwhile is not stored: since `watch` was opened, or now.
+        """Compute and store the entries of `chunks` that are not stored; returns when they are
+        durable.
+
+        `on_progress(done, total)` is called after each chunk. `check` is called before each chunk and
+        between the layers of a batch. A `QueueError` that it raises ends the work: the entries made
+        so far are durable, and the report counts the chunks that are left. So it does without
+        `evict`, if the store has no room for them. What is deleted meanwhile is not stored: since
+        `watch` was opened, or now.
         """
         ids = dict.fromkeys(chunk.token_ids for chunk in self._encodable(chunks))
         with nullcontext(watch) if watch else self.watching() as deleted:
@@ -122,13 +128,7 @@ class Entries:
         evict: bool,
         watch: DeletionWatch,
     ) -> WarmReport:
-        """Encode and store the chunks, given by their token ids, that are not stored, each given
-        once.
-
-        Returns when all are durable. A `QueueError` that `check` raises ends the work before the
-        next chunk, or between two layers of a batch under way; the report counts the chunks that
-        are left. Without `evict` chunks for which the store has no room are left, too.
-        """
+        """`warm` of chunks that are given by their token ids, each once."""
         done = _Progress(len(chunks), on_progress)
         batch = list[tuple[int, ...]]()
         with suppress(QueueError):
@@ -199,7 +199,9 @@ class Entries:
         return list(found.values()), sum(map(self.encoder.entry_bytes, map(len, found)))
 
     def delete(self, chunks: Sequence[ChunkLike]) -> int:
-        """See `Engine.delete`."""
+        """Delete the entries of `chunks` from every tier. Returns how many of them were stored
+        anywhere.
+        """
         keys = self.keys(chunks)
         self._forget(keys)
         with self.telling(keys):

@@ -177,5 +177,5 @@ class TokenEvent:
     """One step of a streamed answer."""
 
     text: str  # what this step adds; may be "" while a character or a stop string is incomplete
-    token_id: int  # a last event, if text was held back to the end, repeats that of the one before
-    logprob: TokenLogprob | None = None  # if it was asked for; a last event has none
+    token_id: int | None  # None: the text was held back to the end, and belongs to earlier tokens
+    logprob: TokenLogprob | None = None  # of the token, if it was asked for

@@ -126,7 +126,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Entered]:
         rag = Rag(Corpus.open(home, READER, **how))
     with rag:
         rag.engine.flush()  # what opening stores is not written by the question
-        with entering(rag.engine.store.flush) as asking:
+        with entering(rag.engine.parts.store.flush) as asking:
             stream = rag.stream(QUESTION, max_new_tokens=2)
             next(stream)
         list(stream)

@@ -25,7 +25,7 @@ CALLS: dict[str, Callable[[Rag, Engine], Any]] = {
     "The text of document 'a' must be a text": lambda rag, _: rag.corpus.ingest(
         Document("a", None)  # type: ignore[arg-type]
     ),
-    "chunks must be a list, not None": lambda _, engine: engine.warm(None),  # type: ignore[arg-type]
+    "chunks must be a list, not None": lambda _, engine: engine.entries.warm(None),  # type: ignore[arg-type]
     "session must be Session or None, not 's'": lambda _, engine: engine.answer([1], session="s"),  # type: ignore[arg-type]
     "max_new_tokens must be a whole number": lambda _, engine: engine.answer(
         [1], max_new_tokens=None

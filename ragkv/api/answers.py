@@ -118,8 +118,7 @@ class AnswerJob:
         prefills: list[PromptReport] = []
         answer: Answer | None = None
         tokens = 0
-        options["deadline_s"] = self.context.claim.remaining_s()
-        options["cancel"] = self.context.cancelled
+        options["claim"] = self.context.claim
         options["on_prefill"] = prefills.append
         options["title"] = self.title
         events = self.tenant.engine.stream(question, chunks, session, **options)
@@ -133,7 +132,7 @@ class AnswerJob:
                     tokens += 1
                     yield event
         finally:
-            events.close()  # type: ignore[attr-defined]
+            events.close()
             if prefills:
                 tokens = tokens if answer is None else len(answer.token_ids)
                 timing = prefills[0].timing if answer is None else answer.timing

@@ -190,7 +190,7 @@ class Tenants(Closing):
         """
         check()
         others = (one for one in self.opened().values() if one is not tenant)
-        return any(one.engine.store.limits.give_way() for one in (tenant, *others)) or (
+        return any(one.engine.parts.store.limits.give_way() for one in (tenant, *others)) or (
             deletes and self.reserve.give_up()
         )
 

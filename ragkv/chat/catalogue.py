@@ -65,7 +65,7 @@ class ChunkCatalogue:
         by_text = {document.text: document for document in documents if document.text}
         # raises before an invalid text is registered
         chunks = [self._engine.chunk(text) for text in by_text]
-        report = self._engine.warm(chunks) if encode else WarmReport(0, 0, 0)
+        report = self._engine.entries.warm(chunks) if encode else WarmReport(0, 0, 0)
         self.register(by_text.values())
         return report
 
@@ -91,7 +91,11 @@ class ChunkCatalogue:
         with self._lock:
             for key in keys:
                 self._ingested.pop(key, None)
-        return self._engine.delete([self._engine.chunk(text) for text in dropped]) if dropped else 0
+        return (
+            self._engine.entries.delete([self._engine.chunk(text) for text in dropped])
+            if dropped
+            else 0
+        )
 
     def find(self, prompt: str, given: Iterable[str] = ()) -> list[TextMatch]:
         """The texts that are `given` with `prompt`, and the known ones between them, in order."""
@@ -192,7 +196,7 @@ class Forms:
 
     def _delete(self) -> None:
         if self._forms:
-            self._engine.delete(list(self._forms))  # an error leaves their names
+            self._engine.entries.delete(list(self._forms))  # an error leaves their names
             self._forms = {}
             self._tokens = 0
             if self._path is not None:

@@ -172,7 +172,7 @@ class _OwnPartner:
                     console.print(event.text, end="")
                     console.file.flush()
         finally:
-            events.close()  # type: ignore[attr-defined]  # a generator; closed early, its turn is not kept
+            events.close()  # closed early, its turn is not kept
             console.print()
         assert isinstance(event, Answer)
         _print_sources(hits, event)

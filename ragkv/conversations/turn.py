@@ -6,75 +6,63 @@ that fails or is abandoned leaves the session as it was, and its blocks are dele
 decides which blocks are exact.
 """
 
-import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
-from ragkv.prompt import Prompt, PromptReport, Request, Task, TurnKV
+from ragkv.prompt import PromptReport, Task, TurnKV
 from ragkv.prompt.history import (
     SAVE_WAIT_S,
-    Block,
-    Chain,
     History,
     Part,
     PartKind,
     SessionState,
     with_turn,
 )
-from ragkv.runtime import Closing
+from ragkv.runtime import Claim, Closing
 from ragkv.runtime.waiting import POLL_S
-from ragkv.store import EntryKey, TurnSize, conversation_group, ids_digest
+from ragkv.store import EntryKey, TurnSize, conversation_group
 from ragkv.types import Answer, TokenEvent
 
+from .block_cutter import BlockCutter, CutBlock
 from .session import Session
+
+if TYPE_CHECKING:
+    from .history_blocks import HistoryBlocks
 
 
 class Turn(Closing):
-    """A turn of a conversation, which cuts the KV that it makes into blocks."""
+    """A turn of a conversation, which saves the KV that it makes block by block."""
 
     def __init__(self, session: Session, task: Task, report: PromptReport) -> None:
         """The session is held, and the prompt's KV is complete. Nothing is saved yet."""
-        prompt = task.prompt
-        assert prompt.history is not None
-        self._sessions = session.sessions
-        self._writer = session.sessions.blocks.writer
+        sessions = session.sessions
         self._session = session
         self._before = session.state
-        self._prompt = prompt
-        self._history = prompt.history
-        self._parts = _parts(prompt, task.request)
-        self._made = report.turn_kv
-        self._title = task.request.title
-        self._claim = task.claim
-        self._ids = list(prompt.token_ids)
-        self._prefix_digest = ids_digest(prompt.prefix)
-        self._chain = Chain(prompt.prefix)
-        self._at = len(prompt.prefix)  # position behind the last block
-        self._blocks = list(prompt.blocks)
-        self._next_index = session.state.history.next_index
-        # in the context of inexact blocks, so that only this session finds them
-        self._taint = secrets.token_hex(16)
-        self._saved: list[EntryKey] = []
-        # blocks the writer has no room for yet, as calls
-        self._unsaved: deque[Callable[[float], bool]] = deque()
+        self._task = task
+        self._made = made = report.turn_kv
+        self._ids = list(task.prompt.token_ids)  # of the prompt, and of the answer so far
+        self._cutter: BlockCutter | None = None  # without KV there are no blocks
+        if made is not None:
+            size = sessions.config.session.block_tokens
+            index = session.state.history.next_index
+            self._cutter = BlockCutter(task.prompt, made, size, index)
+        self._handover = Handover(sessions.blocks, self._group, task.claim)
         self._ended = False
 
     @property
     def saved_keys(self) -> tuple[EntryKey, ...]:
         """The keys of the blocks that this turn has saved so far."""
-        return tuple(self._saved)
+        return tuple(self._handover.keys)
 
     def begin(self) -> None:
         """Save blocks of history that were computed again, then complete new ones."""
-        for number, block in enumerate(self._prompt.blocks):
-            if self._made is not None and number in self._made.recomputed_blocks:
-                self._blocks[number] = self._save(self._made, self._at + len(block), block.index)
-            self._at += len(block)
-            self._chain.add(block.kept_ids)
-        self._save_complete_blocks()
+        if self._cutter is not None:
+            self._save(self._cutter.past(self._ids))
+            self._save(self._cutter.complete(self._ids))
 
     def follow(self, event: TokenEvent | Answer) -> TokenEvent | Answer:
         """The answer has one more token: save blocks as they become complete. An `Answer` finishes
@@ -84,8 +72,10 @@ class Turn(Closing):
         """
         if isinstance(event, Answer):
             return event.with_notes(*self.end(event.token_ids))
-        self._ids.append(event.token_id)
-        self._save_complete_blocks()
+        if event.token_id is not None:
+            self._ids.append(event.token_id)
+            if self._cutter is not None:
+                self._save(self._cutter.complete(self._ids))
         return event
 
     def end(self, answer: tuple[int, ...] = ()) -> tuple[str, ...]:
@@ -94,35 +84,29 @@ class Turn(Closing):
         Waits until the writer has all blocks, at most `SAVE_WAIT_S`; the returned notes say if it
         had to.
         """
-        prompt = self._prompt
-        runs = self._sessions.runs
-        made = self._made
-        between = runs.after_answer + runs.before_next_turn
+        prompt = self._task.prompt
+        sessions = self._session.sessions
+        between = sessions.runs.after_answer + sessions.runs.before_next_turn
         self._ids = [*prompt.token_ids, *answer]
         whole = (*self._ids, *between)
+        blocks = prompt.blocks
+        at = len(prompt.prefix) + sum(map(len, blocks))
+        next_frequencies = sessions.adapter.rope.frequencies(len(whole) + 1)
+        # Under other RoPE frequencies the next prompt, which is longer, cannot use this KV.
         if (
-            made is not None
-            and self._sessions.adapter.rope.frequencies(len(whole) + 1) == made.frequencies
+            self._cutter is not None
+            and self._made is not None
+            and next_frequencies == self._made.frequencies
         ):
-            self._save_complete_blocks()
-            # what is left is exact all through, or not at all: a complete block ended at the bound
-            if self._at < self._recorded_to(made):
-                self._add_block(made, self._recorded_to(made))
-        else:  # the next prompt is longer and has other RoPE frequencies: it cannot use this KV
-            self._blocks = list(prompt.blocks)
-            self._at = len(prompt.prefix) + sum(map(len, self._blocks))
-        parts = [
-            *self._parts,
-            Part(PartKind.ANSWER, len(answer)),
-            Part(PartKind.BETWEEN, len(between)),
-        ]
-        own_parts = tuple(
-            replace(part, turn=len(self._before.turns)) for part in parts if len(part)
-        )
-        history = History(tuple(self._blocks), whole[self._at :], self._history.parts + own_parts)
-        turns = with_turn(self._before.turns, self._before.history, self._sessions.clock())
-        notes = self._wait_for_writer()
-        title = self._title
+            self._save(self._cutter.rest(self._ids))
+            blocks = tuple(self._cutter.blocks)
+            at = self._cutter.at
+        assert prompt.history is not None
+        parts = prompt.history.parts + self._parts(len(answer), len(between))
+        history = History(blocks, whole[at:], parts)
+        turns = with_turn(self._before.turns, self._before.history, sessions.clock())
+        notes = self._handover.finish()
+        title = self._task.request.title
         self._commit(
             lambda state: replace(state, turns=turns, history=history, title=state.title or title)
         )
@@ -135,9 +119,9 @@ class Turn(Closing):
         raises.
         """
         # before the commit: the write that it begins may leave the same one again
-        told = self._session.take_notes(self._prompt.notes)
+        told = self._session.take_notes(self._task.prompt.notes)
         try:
-            self._sessions.commit(self._session, change)
+            self._session.sessions.commit(self._session, change)
         except BaseException:
             self._session.note(*told)
             raise
@@ -152,93 +136,24 @@ class Turn(Closing):
         """By which policies see which blocks belong together."""
         return conversation_group(self._session.session_id)
 
-    def _recorded_to(self, made: TurnKV) -> int:
-        return min(made.record.filled_to, len(self._ids))
-
-    def _save_complete_blocks(self) -> None:
-        made = self._made
-        size = self._sessions.config.session.block_tokens
-        while made is not None:
-            stop = self._at + size
-            if self._at < made.exact_until < stop:  # so that what is exact has a block of its own
-                stop = made.exact_until
-            if self._recorded_to(made) < stop:
-                return
-            self._add_block(made, stop)
-
-    def _add_block(self, made: TurnKV, stop: int) -> None:
-        """Save the tokens from `_at` to `stop` as the next block."""
-        block = self._save(made, stop, self._next_index)
-        self._blocks.append(block)
-        self._next_index += 1
-        self._at = stop
-        self._chain.add(block.kept_ids)
-
-    def _save(self, made: TurnKV, stop: int, index: int) -> Block:
-        """Hand the KV from `_at` to `stop` to the block writer, as block number `index`."""
-        ids = tuple(self._ids[self._at : stop])
-        context = self._chain.context(
-            made.frequencies, "" if stop <= made.exact_until else self._taint
-        )
-        block = Block(
-            context,
-            self._prefix_digest,
-            made.frequencies,
-            token_ids=ids,
-            index=index,
-            start=0,
-            stop=len(ids),
-            fused=made.fused and stop > made.exact_until,
-        )
-        if not self._saved:
-            # before the store's policies see its blocks
-            self._writer.turn_ended(self._policy_turn(made))
-        first = made.record.start
-        self._saved.append(self._writer.key(block))
-        kv = made.record.kv[:, :, :, self._at - first : stop - first]
-        self._unsaved.append(partial(self._sessions.blocks.save, block, kv, self._group))
-        self._hand_over(0.0)
-        return block
-
-    def _hand_over(self, wait_s: float) -> None:
-        """Give the writer the blocks that it has room for, in order; for room, wait at most
-        `wait_s` in all.
+    def _save(self, cuts: Iterable[CutBlock]) -> None:
+        """Hand blocks to the writer, before whose first one the store's policies learn of the
+        turn.
         """
-        until = time.monotonic() + wait_s
-        while self._unsaved:
-            left_s = until - time.monotonic()
-            if self._unsaved[0](min(max(0.0, left_s), POLL_S)):
-                self._unsaved.popleft()
-            elif left_s <= 0.0 or self._claim.is_over:
-                return
-
-    def _wait_for_writer(self) -> tuple[str, ...]:
-        """Wait for room for the blocks that are left; notes say how long, and how many blocks are
-        lost.
-        """
-        if not self._unsaved:
-            return ()
-        began = time.monotonic()
-        self._hand_over(SAVE_WAIT_S)
-        waited = (
-            f"the turn's end waited {time.monotonic() - began:.1f} s for storage to take "
-            "its history"
-        )
-        if not self._unsaved:
-            return (waited,)
-        return (
-            f"{waited}; {len(self._unsaved)} blocks are not saved, and the next turn computes "
-            "them again",
-        )
+        for cut in cuts:
+            if not self._handover.keys and self._made is not None:
+                self._session.sessions.blocks.writer.turn_ended(self._policy_turn(self._made))
+            self._handover.add(cut)
 
     def _policy_turn(self, made: TurnKV) -> TurnSize:
         """This turn as eviction policies see it; the answer counts with its most tokens, as its
         length is unknown.
         """
-        prompt = self._prompt
+        prompt = self._task.prompt
         turns = self._before.turns
-        size = self._sessions.config.session.block_tokens
-        now = self._sessions.clock()
+        sessions = self._session.sessions
+        size = sessions.config.session.block_tokens
+        now = sessions.clock()
         held = len(prompt.blocks)
         # tokens in front of the new blocks
         covered = len(prompt.prefix) + sum(map(len, prompt.blocks))
@@ -255,25 +170,82 @@ class Turn(Closing):
 
     def _drop_unused(self) -> None:
         """Delete the blocks that were saved and are in no history."""
-        used = {self._writer.key(block) for block in self._session.state.history.blocks}
-        if unused := set(self._saved) - used:
-            self._writer.then(partial(self._sessions.blocks.drop, unused))
+        blocks = self._session.sessions.blocks
+        if unused := set(self._handover.keys) - blocks.keys(self._session.state):
+            blocks.writer.then(partial(blocks.drop, unused))
+
+    def _parts(self, answer: int, between: int) -> tuple[Part, ...]:
+        """The turn's own runs of tokens, by what they were. `answer` and `between` are the lengths of
+        those behind the prompt.
+        """
+        prompt = self._task.prompt
+        given_answer = len(self._task.request.given_answer)
+        sources = [str(chunk.metadata.get("source", "")) for chunk in prompt.chunks]
+        turn = len(self._before.turns)
+        parts = [
+            *(
+                Part(PartKind.CHUNK, len(ids), turn, "" if at is None else sources[at])
+                for ids, at in prompt.body
+            ),
+            Part(PartKind.QUESTION, len(prompt.question) - given_answer, turn),
+            Part(PartKind.ANSWER, given_answer, turn),
+            Part(PartKind.ANSWER, answer, turn),
+            Part(PartKind.BETWEEN, between, turn),
+        ]
+        return tuple(part for part in parts if len(part))
 
 
-def _parts(prompt: Prompt, request: Request) -> tuple[Part, ...]:
-    """The runs after the history, marked as documents, question and given answer."""
-    given = request.chunks[len(request.chunks) - len(prompt.chunks) :]
-    sources = [str(chunk.metadata.get("source", "")) for chunk in given]
-    answer = len(request.given_answer)
-    parts = [
-        *(
-            Part(PartKind.CHUNK, len(ids), source="" if at is None else sources[at])
-            for ids, at in prompt.body
-        ),
-        Part(PartKind.QUESTION, len(prompt.question) - answer),
-        Part(PartKind.ANSWER, answer),
-    ]
-    return tuple(part for part in parts if len(part))
+class Handover:
+    """Hands the blocks of a turn to the block writer, and keeps those for which it has no room."""
+
+    def __init__(self, blocks: "HistoryBlocks", group: str, claim: Claim) -> None:
+        """`group` is that of the conversation. Once `claim` is over, no room is waited for."""
+        self._blocks = blocks
+        self._group = group
+        self._claim = claim
+        self.keys: list[EntryKey] = []  # of all blocks so far
+        self._waiting: deque[CutBlock] = deque()  # not handed over yet
+
+    def add(self, cut: CutBlock) -> None:
+        """Hand over one more block, as soon as there is room."""
+        self.keys.append(self._blocks.writer.key(cut.block))
+        self._waiting.append(cut)
+        self._hand_over(0.0)
+
+    def finish(self) -> tuple[str, ...]:
+        """Wait for room for the blocks that are left, at most `SAVE_WAIT_S`; notes say how long, and
+        how many blocks are lost.
+        """
+        if not self._waiting:
+            return ()
+        began = time.monotonic()
+        self._hand_over(SAVE_WAIT_S)
+        waited = (
+            f"the turn's end waited {time.monotonic() - began:.1f} s for storage to take "
+            "its history"
+        )
+        if not self._waiting:
+            return (waited,)
+        return (
+            f"{waited}; {len(self._waiting)} blocks are not saved, and the next turn computes "
+            "them again",
+        )
+
+    def _hand_over(self, wait_s: float) -> None:
+        """Give the writer the blocks that it has room for, in order; for room, wait at most
+        `wait_s` in all.
+        """
+        until = time.monotonic() + wait_s
+        while self._waiting:
+            left_s = until - time.monotonic()
+            tried_until = time.monotonic() + min(max(0.0, left_s), POLL_S)
+            cut = self._waiting[0]
+            if self._blocks.save(*cut, self._group, tried_until - time.monotonic()):
+                self._waiting.popleft()
+            elif left_s <= 0.0 or self._claim.is_over or self._blocks.writer.is_closed:
+                return
+            else:  # its thread could not begin, which is no wait
+                time.sleep(max(0.0, tried_until - time.monotonic()))
 
 
 def _blocks(start: int, stop: int, exact_until: int, size: int) -> int:

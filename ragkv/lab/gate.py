@@ -206,7 +206,7 @@ def _measured(
     for number, probe in enumerate(probes):
         if number >= LEAST_PROMPTS and time.monotonic() > until_s:
             break
-        engine.warm(probe.chunks)
+        engine.entries.warm(probe.chunks)
         # The first chunk gets its exact KV:
         engine.prefill(probe.question or (0,), probe.chunks, ratio=0.0)
         engine.flush()  # the first setting would not find it, and the others would.
@@ -253,9 +253,9 @@ def _fitting(engine: Engine, probes: Sequence[Probe]) -> list[Probe]:
     Raises `PromptTooLongError` if some do not, and the others are fewer than `LEAST_PROMPTS`.
     """
     context = engine.model.adapter.context_length
-    runs = engine.intake.runs
+    runs = engine.parts.intake.runs
     others = len(runs.before_documents) + len(runs.after_question) + NEXT_TOKENS
-    separator = len(engine.intake.separator)
+    separator = len(engine.parts.intake.separator)
 
     def length(probe: Probe) -> int:
         return (
@@ -293,7 +293,9 @@ def _next_tokens(
     adapter = engine.model.adapter
     logits = list[torch.Tensor]()
     if probe.following:  # the template's tail is left out: the text goes on right behind the chunks
-        kv.length = len(prefill.token_ids) - len(question) - len(engine.intake.runs.after_question)
+        kv.length = (
+            len(prefill.token_ids) - len(question) - len(engine.parts.intake.runs.after_question)
+        )
         text = probe.question + text
     else:
         logits = [prefill.logits[None]]

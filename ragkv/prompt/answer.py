@@ -74,7 +74,7 @@ class ActiveAnswer:
     def finish(self) -> Iterator[TokenEvent | Answer]:
         """Yield the text that was held back, then the whole answer."""
         if rest := self._text.finish():
-            yield TokenEvent(rest, self.tokens[-1])
+            yield TokenEvent(rest, None)
         self._note_token()  # an answer may have no token
         report = self._report
         assert self.reason is not None
@@ -167,7 +167,7 @@ class OwnModel:
                         # before the consumer gets the token, whose KV is not computed yet
                         slot.keep(len(tried), accepted)
                     if event is not None:
-                        drafts.add(event.token_id)
+                        drafts.add(answer.tokens[-1])
                         yield event
                     if not is_right:
                         break

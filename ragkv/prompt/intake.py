@@ -51,7 +51,7 @@ class Intake:
         self._check_ids(runs.before_documents)
         # Without a tokenizer everything is given as ids, and chunks have no separator.
         self.separator = (
-            self.encode(config.prompt.separator)
+            self.token_ids(config.prompt.separator)
             if config.prompt.separator and self._tokenizer
             else ()
         )
@@ -63,7 +63,9 @@ class Intake:
         does not know.
         """
         chunk = Chunk(
-            self.encode(content), content if isinstance(content, str) else "", dict(metadata or {})
+            self.token_ids(content),
+            content if isinstance(content, str) else "",
+            dict(metadata or {}),
         )
         return self._checked(chunk)
 
@@ -79,7 +81,7 @@ class Intake:
             for chunk in chunks
         )
 
-    def encode(self, text_or_ids: str | Sequence[int]) -> tuple[int, ...]:
+    def token_ids(self, text_or_ids: str | Sequence[int]) -> tuple[int, ...]:
         """Text as ids, without special tokens; ids as they are."""
         return encode(self._tokenizer, text_or_ids)
 
@@ -99,12 +101,13 @@ class Intake:
         _check_names(options, known)
         claim = self.claim(options)
         request = Request(
-            question=self.encode(question),
+            question=self.token_ids(question),
             chunks=self.chunks(chunks),
             method=self._methods.of(options),
             claim=claim,
+            began_s=claim.elapsed_s(),
             separator=self._separator(options),
-            given_answer=self.encode(answer),
+            given_answer=self.token_ids(answer),
             raw=bool(options.get("raw")),
             title=str(options.get("title", "")),
         )
@@ -161,9 +164,11 @@ class Intake:
         return replace(prompt, notes=(*notes, *prompt.notes)) if notes else prompt
 
     def claim(self, options: PrefillOptions) -> Claim:
-        """The claim of a request that comes now. Its deadline is the options', else the config's.
-        Raises `InputError` for a deadline that is no number.
+        """The claim of a request: the options', or one that begins now. Its deadline is the options',
+        else the config's. Raises `InputError` for a deadline that is no number.
         """
+        if (claim := options.get("claim")) is not None:
+            return claim
         deadline_s = options.get("deadline_s")
         check_kind("deadline_s", deadline_s, int, float, type(None))
         if deadline_s is None:
@@ -172,11 +177,11 @@ class Intake:
 
     def _separator(self, options: PrefillOptions) -> tuple[int, ...]:
         given = options.get("separator")
-        return self.separator if given is None else self.encode(given) if given else ()
+        return self.separator if given is None else self.token_ids(given) if given else ()
 
     def _checked(self, chunk: Chunk) -> Chunk:
         if isinstance(chunk, Text) and not chunk.token_ids and chunk.text:
-            chunk = replace(chunk, token_ids=self.encode(chunk.text))
+            chunk = replace(chunk, token_ids=self.token_ids(chunk.text))
         if not chunk.token_ids:
             raise InputError("A chunk has no tokens; leave empty chunks out.")
         self._check_ids(chunk.token_ids)

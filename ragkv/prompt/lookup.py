@@ -100,7 +100,7 @@ class Lookup:
                     self._hinted(identity, block.token_ids, conversation_group(task.session_id))
                 )
             elif span.chunk is not None:
-                entries.append(self._hinted(self.identity, prompt.stored_ids[span.chunk]))
+                entries.append(self._hinted(self.identity, prompt.chunks[span.chunk].stored_ids))
         return PrefetchHint(tuple(entries))
 
     def _hinted(self, identity: Identity, ids: tuple[int, ...], group: str = "") -> HintedEntry:
@@ -120,7 +120,7 @@ class Lookup:
             block = prompt.blocks[span.block]
             return None if writer.key(block) in damaged else writer.lease(block)
         if span.chunk is not None:
-            ids = prompt.stored_ids[span.chunk]
+            ids = prompt.chunks[span.chunk].stored_ids
             is_damaged = self.identity.key(ids) in damaged
             return None if is_damaged else self.store.lease(self.identity, ids)
         prefix = self.prefix
@@ -140,7 +140,7 @@ class Lookup:
 def _missed_ids(prompt: Prompt, found: Sequence[Span]) -> dict[int, tuple[int, ...]]:
     """The stored ids of the chunks, by their index, that are wanted and have no lease."""
     return {
-        span.chunk: prompt.stored_ids[span.chunk]
+        span.chunk: prompt.chunks[span.chunk].stored_ids
         for span in found
         if span.chunk is not None and span.is_missed
     }

@@ -18,6 +18,7 @@ from ragkv.control import Method
 from ragkv.fusion import Plan, Span, SpanKind, SpanState
 from ragkv.prompt.history import Block, exact_blocks
 from ragkv.store import Lease, ids_digest
+from ragkv.types import Excerpt
 
 from .prefix_blocks import reusing
 from .prompt import Prompt
@@ -59,7 +60,8 @@ def wanted_spans(prompt: Prompt, method: Method, frequencies: str) -> list[Span]
             # at the prompt's beginning, or directly behind the prefix with which entries are encoded
             leads = chunk == 0 and not prompt.past_ids and (prompt.own_prefix or not start)
             state = SpanState.EXACT if leads else SpanState.FUSED
-            offset = prompt.excerpts[chunk].offset if chunk in prompt.excerpts else 0
+            whole = prompt.chunks[chunk]
+            offset = whole.offset if isinstance(whole, Excerpt) else 0
             spans.append(Span(SpanKind.CHUNK, start, stop, state, chunk=chunk, offset=offset))
     if prompt.question:
         length = len(prompt.token_ids)

@@ -140,7 +140,10 @@ class Prefiller:
             logits=passed.logits,
             reuse=replace(reuse, notes=notes),
             timing=Timing(
-                queue_s=elapsed_s - tries.lookup_s - passed.pass_s + passed.others_s,
+                queue_s=elapsed_s
+                - task.request.began_s
+                - tries.lookup_s
+                - (passed.pass_s - passed.others_s),
                 lookup_s=tries.lookup_s,
                 load_s=passed.load_s,
                 fuse_s=fused.place_s,

@@ -5,7 +5,7 @@ place. History comes before the chunks, so that it is an exact prefix. A `Task` 
 its prompt, which dies with the request.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -13,7 +13,7 @@ from ragkv.config import SessionConfig
 from ragkv.errors import InputError, PromptTooLongError
 from ragkv.prompt.history import Block, History, fitted
 from ragkv.runtime import Claim
-from ragkv.types import Excerpt, Text
+from ragkv.types import Chunk, Text
 
 from .request import Request
 from .template import TemplateRuns
@@ -28,12 +28,10 @@ class Prompt:
     """The runs of one prompt, in order."""
 
     prefix: tuple[int, ...]
-    chunks: tuple[tuple[int, ...], ...]
+    chunks: tuple[Chunk, ...]  # and the text between them
     question: tuple[int, ...]  # with the template's tail, then a given answer
     history: History | None = None  # of its conversation, cut to fit; None: it has none
-    plain: frozenset[int] = frozenset()  # indices of chunks that are only text: never stored
     separator: tuple[int, ...] = ()  # computed after each chunk that no text follows
-    excerpts: Mapping[int, Excerpt] = field(default_factory=dict)  # parts of stored chunks
     own_prefix: bool = True  # whether `prefix` is the application's, with which entries are made
     notes: tuple[str, ...] = ()  # what the report says about the history and the length
     answer_tokens: int = 0  # the most tokens of the answer that were asked for, or that fit
@@ -64,23 +62,16 @@ class Prompt:
         return len(self.token_ids) - len(self.question) + self.question_tokens
 
     @property
-    def stored_ids(self) -> tuple[tuple[int, ...], ...]:
-        """The ids under which the KV of each chunk is stored."""
-        parts = self.excerpts
-        return tuple(
-            parts[index].whole if index in parts else ids for index, ids in enumerate(self.chunks)
-        )
-
-    @property
     def body(self) -> Iterator[tuple[tuple[int, ...], int | None]]:
         """The runs between history and question, each with its chunk's index; `None` is text.
 
         The separator comes after a chunk and never before the first one.
         """
-        for index, ids in enumerate(self.chunks):
-            is_text = index in self.plain
-            yield ids, None if is_text else index
-            if self.separator and not is_text and index + 1 not in self.plain:
+        for index, chunk in enumerate(self.chunks):
+            is_text = isinstance(chunk, Text)
+            yield chunk.token_ids, None if is_text else index
+            before_text = any(isinstance(one, Text) for one in self.chunks[index + 1 : index + 2])
+            if self.separator and not is_text and not before_text:
                 yield self.separator, None
 
 
@@ -152,11 +143,9 @@ def _without_history(request: Request, runs: TemplateRuns) -> Prompt:
     tail = () if request.raw else runs.after_question
     return Prompt(
         prefix=prefix,
-        chunks=tuple(chunk.token_ids for chunk in chunks),
+        chunks=chunks,
         question=request.question + tail + request.given_answer,
-        plain=frozenset(i for i, chunk in enumerate(chunks) if isinstance(chunk, Text)),
         separator=request.separator,
-        excerpts={i: chunk for i, chunk in enumerate(chunks) if isinstance(chunk, Excerpt)},
         own_prefix=prefix == runs.before_documents,
         question_tokens=len(request.question),
     )

@@ -90,6 +90,8 @@ class PrefillOptions(TypedDict, total=False):
     reuse: ReuseMode
     deadline_s: float | None  # seconds from the call until the request is given up
     cancel: threading.Event | None  # the request is cancelled once this is set
+    # of a request that began before, in place of both: the search counts for the deadline
+    claim: Claim
     separator: str | Sequence[int]  # comes after each chunk that no `Text` follows
     title: str  # of a conversation that has none yet
     # continue a text: no template follows the question, and the answer keeps the space it begins
@@ -130,7 +132,8 @@ class Request:
     question: tuple[int, ...]
     chunks: tuple[Chunk, ...]
     method: Method
-    claim: Claim  # all times of the report count from its beginning
+    claim: Claim  # the first token's time counts from its beginning
+    began_s: float = 0.0  # of the claim, when the engine was asked
     separator: tuple[int, ...] = ()  # comes after each chunk that no `Text` follows
     given_answer: tuple[int, ...] = ()  # of a turn whose answer is not decoded but given
     max_new_tokens: int = 0  # 0: nothing is decoded

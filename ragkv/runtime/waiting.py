@@ -89,11 +89,6 @@ class Claim:
         """Seconds since the work began."""
         return time.perf_counter() - self._began
 
-    def remaining_s(self) -> float | None:
-        """Seconds until the deadline, if there is one. Raises what `check` raises."""
-        self.check()
-        return None if self._deadline_s is None else self._deadline_s - self.elapsed_s()
-
     def check(self) -> None:
         """Raise `CancelledError` or `DeadlineError` if the request should not go on."""
         if self._cancel is not None and self._cancel.is_set():

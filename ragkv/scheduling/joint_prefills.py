@@ -57,8 +57,9 @@ class JointPrefills(Generic[P]):
             self._waiting.append(own)
         try:
             if self.lock.acquire(own.wait, claim.check):
-                joined = self._joining(own)
+                joined = [own]
                 try:
+                    self._add_others(joined)
                     compute([one.prompt for one in joined])
                 finally:
                     for one in joined:
@@ -70,10 +71,10 @@ class JointPrefills(Generic[P]):
             if own.taken:  # another thread may still compute it, also when this one gave up
                 own.done.wait()
 
-    def _joining(self, first: _WaitingPrompt[P]) -> list[_WaitingPrompt[P]]:
-        """`first`, and its tenant's others that fit into its pass."""
+    def _add_others(self, joined: list[_WaitingPrompt[P]]) -> None:
+        """Add the others of its tenant that fit into a pass with the first prompt of `joined`."""
+        (first,) = joined
         with self._guard:
-            joined = [first]
             rows = first.rows
             for one in self._waiting:
                 is_its_own = one is not first and one.wait.owner == first.wait.owner
@@ -84,4 +85,3 @@ class JointPrefills(Generic[P]):
             for one in joined:
                 one.taken = True
         self.lock.dismiss(one.wait for one in joined[1:])
-        return joined

@@ -60,6 +60,11 @@ class JobQueue(Generic[E]):
             return self._pending_bytes
 
     @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more jobs."""
+        return self._closing
+
+    @property
     def is_current(self) -> bool:
         """Whether its thread asks: what is submitted now is done after what it does now."""
         return threading.current_thread() is self._thread

@@ -108,7 +108,7 @@ class FusingQueue(Closing):
     def _fuse(self, job: PromptJob, home: Home) -> None:
         engine = home.engine
         ids = job.token_ids
-        prefix = engine.intake.runs.before_documents
+        prefix = engine.parts.intake.runs.before_documents
         session = engine.session(job.session_id) if job.session_id else None
         held = (
             0

@@ -27,7 +27,7 @@ class Home(Closing):
     def __init__(self, engine: Engine, refresh_s: float) -> None:
         self.engine = engine
         identity = engine.entries.identity
-        store = engine.store
+        store = engine.parts.store
         self.index = ChunkIndex(
             lambda: (
                 info.token_ids

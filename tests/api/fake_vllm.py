@@ -123,7 +123,9 @@ class FakeVllm:
         ids = body["prompt"]
         assert engine is not None
         wish = Wish.of(body["kv_transfer_params"], len(ids))
-        found = layout(ids, wish, None, engine.intake.runs.before_documents) if promised else None  # type: ignore[arg-type]
+        found = (
+            layout(ids, wish, None, engine.parts.intake.runs.before_documents) if promised else None
+        )  # type: ignore[arg-type]
         runs, question = ((), ids) if found is None else (found.runs, found.question(whole=True))
         options = {"logprobs": body["logprobs"]} if "logprobs" in body else {}
         how: Any = {"reuse": "none"} if found is None else found.options

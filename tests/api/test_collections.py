@@ -137,7 +137,7 @@ def test_an_answer_leaves_no_kv_of_a_text_that_was_deleted_meanwhile(
             collections.remove(rag, ["0"])
         if told:
             monkeypatch.undo()
-            engine.delete(FACTS[:1])
+            engine.entries.delete(FACTS[:1])
             service_of(client.app).tenants.opened()[""].collections.forget_requests()
         if fails:  # behind its prefill, which has missed the passages
             answer = stream(*given, **more)
@@ -169,7 +169,7 @@ def test_an_answer_waits_for_no_upload_to_drop_what_was_deleted_and_the_upload_d
     engine = engine_of(client.app)
     with collections.use("facts") as rag:
         collections.remove(rag, ["0"])
-        engine.warm(FACTS[:1])  # as an answer does that had found it
+        engine.entries.warm(FACTS[:1])  # as an answer does that had found it
 
         def uploading() -> None:
             """An answer ends while an upload runs."""
@@ -390,7 +390,7 @@ def test_kv_that_a_cancelled_upload_leaves_is_not_computed_after_it(
         service_of(client.app).tenants.use(ANONYMOUS) as tenant,
         tenant.collections.use("facts") as rag,
     ):
-        assert tenant.engine.delete(texts) == 2
+        assert tenant.engine.entries.delete(texts) == 2
         warmed = tenant.collections.warm("facts", rag, IngestReport(unchanged=("0", "1")), check)
         tenant.engine.flush()
         assert (

@@ -41,7 +41,7 @@ def test_attention_weighs_more_at_the_beginning_of_a_chunk() -> None:
 def test_so_much_of_the_first_passage_is_computed_as_its_way_says() -> None:
     with text_engine() as engine:
         chunks = [engine.chunk(text) for text in TEXTS]
-        engine.warm(chunks)
+        engine.entries.warm(chunks)
         ways = (Way("first", leading_tokens=1), Way("all", leading_tokens=default_ways.EVERY_TOKEN))
         first, whole = (
             default_ways.served(engine, ASKED.question, chunks, way).reuse for way in ways
@@ -52,7 +52,7 @@ def test_so_much_of_the_first_passage_is_computed_as_its_way_says() -> None:
 def test_two_rounds_choose_as_many_tokens_as_one() -> None:
     with text_engine() as engine:
         chunks = [engine.chunk(text) for text in TEXTS]
-        engine.warm(chunks)
+        engine.entries.warm(chunks)
         one = default_ways.served(engine, ASKED.question, chunks, Way("one"))
         two = default_ways.served(engine, ASKED.question, chunks, Way("two", first_share=0.5))
         assert len(two.selected) == len(one.selected)
@@ -63,7 +63,7 @@ def test_two_rounds_choose_as_many_tokens_as_one() -> None:
 def test_over_all_of_every_chunk_anchors_are_asked_as_all_are() -> None:
     with text_engine() as engine:
         chunks = [engine.chunk(text) for text in TEXTS]
-        engine.warm(chunks)
+        engine.entries.warm(chunks)
         asking = default_ways.Remembering()
         wanted = engine.prefill(ASKED.question, chunks, selector=asking, ratio=0.15)
         found = anchors.asked_over_anchors(engine, ASKED.question, chunks, 1.0, 0.15)
@@ -84,7 +84,7 @@ def test_the_attention_of_a_prefilled_prompt_is_what_the_question_asked_with() -
         chunks = [engine.chunk(text) for text in TEXTS]
         prefill = engine.prefill(ASKED.question, chunks, reuse="none")
         before = [layer.clone() for layer in prefill.kv.keys]
-        rows = len(engine.intake.encode(ASKED.question))
+        rows = len(engine.parts.intake.token_ids(ASKED.question))
         found = default_ways.attention_of_last(engine, prefill, rows)
         assert found.shape == prefill.token_ids.shape
         assert float(found.sum()) == pytest.approx(1.0, abs=1e-5)

@@ -171,11 +171,11 @@ def test_documents_deleted_on_one_replica_are_deleted_on_all(
     monkeypatch.setattr("ragkv.cluster.shared_deletions.POLL_S", 0.05)
     with replicas(tmp_path, config, 2) as (here, there):
         for engine in (here, there):
-            engine.warm([A, B])
-        here.delete([A])
+            engine.entries.warm([A, B])
+        here.entries.delete([A])
         # stored again by the replica that deleted it: its own announcement must not delete it
-        here.warm([A])
-        here.delete([B])
+        here.entries.warm([A])
+        here.entries.delete([B])
         # What is left is A, in memory and on disk, if it was not deleted together with the first.
         until(lambda: sum(tier.entries for tier in there.stats().store.tiers[:2]) <= 2)
         time.sleep(0.3)
@@ -191,14 +191,14 @@ def test_documents_deleted_without_the_server_are_deleted_on_all_once_it_is_back
     monkeypatch.setattr("ragkv.cluster.shared_deletions.POLL_S", 0.05)
     config = RedisConfig(url=own_redis.url, prefix=unique_prefix(), timeout_s=5.0)
     with replicas(tmp_path / "there", config, 1) as (there,):
-        there.warm([A, B])
+        there.entries.warm([A, B])
         with replicas(tmp_path / "here", config, 1) as (here,):
-            here.warm([A, B])
+            here.entries.warm([A, B])
             own_redis.kill()
-            here.delete([A])
+            here.entries.delete([A])
         with replicas(tmp_path / "here", config, 1):
             own_redis.start()
-            (deleted, kept), disk = there.entries.keys([A, B]), there.store.tiers[1]
+            (deleted, kept), disk = there.entries.keys([A, B]), there.parts.store.tiers[1]
             until(lambda: not disk.contains(deleted), 60)
             assert disk.contains(kept)
 
@@ -215,7 +215,7 @@ def test_blocks_of_a_turn_that_was_killed_are_deleted_and_those_of_a_turn_under_
             next(stream)  # its turn has saved a block
         engine.flush()
         history = keys_of(engine, engine.session("s"))
-        under_way = set(engine.store.contents.block_keys()) - history
+        under_way = set(engine.parts.store.contents.block_keys()) - history
         assert under_way and engine.conversations.blocks.drop_orphans() == 0
         list(stream)
         engine.flush()
@@ -226,7 +226,7 @@ def test_blocks_of_a_turn_that_was_killed_are_deleted_and_those_of_a_turn_under_
         shared._server.client.delete(*shared._keys)  # as if no turn had ever ended
         assert engine.conversations.blocks.drop_orphans() > 0
         engine.flush()
-        assert engine.store.contents.block_keys() == []
+        assert engine.parts.store.contents.block_keys() == []
 
 
 def test_a_conversation_deleted_during_a_turn_stays_deleted(
@@ -371,7 +371,7 @@ def keys_of(engine: Engine, session: Session) -> set[EntryKey]:
 
 
 def blocks_of(engine: Engine) -> set[EntryKey]:
-    return {info.key for info in engine.store.contents.infos() if info.group}
+    return {info.key for info in engine.parts.store.contents.infos() if info.group}
 
 
 def _shared(engine: Engine) -> RedisSessionStorage:

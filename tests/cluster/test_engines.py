@@ -47,7 +47,7 @@ def test_chunks_warmed_by_one_replica_are_hits_on_the_other_and_give_equal_answe
 ) -> None:
     (kind,) = shared
     one, other = replicas
-    one.warm([A, B, C])
+    one.entries.warm([A, B, C])
     here, there = (engine.prefill(Q, [B, A, C], ratio=0.3, selector="hkvd") for engine in replicas)
     assert there.reuse.missed_chunks == 0
     assert there.reuse.bytes_by_tier[kind] > 0
@@ -67,7 +67,7 @@ class Network(Closing):
         self.proxy = Proxy((LOOPBACK, server.port))
         past = redis_config(server, prefix=prefix, timeout_s=10.0, group_bytes=1)
         with engine_of(store=StoreConfig(redis=past)) as other:
-            other.warm([A, B, C])
+            other.entries.warm([A, B, C])
         through = replace(past, url=f"redis://{LOOPBACK}:{self.proxy.port}/0", timeout_s=timeout_s)
         self.engine = engine_of(store=StoreConfig(redis=through, memory_bytes=0))
 
@@ -132,7 +132,7 @@ def test_chunks_that_load_slower_than_they_compute_are_computed_and_the_report_s
     with Network(redis_server, unique_prefix()) as network:
         network.engine.parts.profiler.measure(quick=True)
         network.engine.prefill(Q, [A, B, C])  # no speed was measured before
-        monkeypatch.setattr(network.engine.store.tiers[-1], "speed", lambda: 20e3)
+        monkeypatch.setattr(network.engine.parts.store.tiers[-1], "speed", lambda: 20e3)
         for how in ({}, {"ratio": 0.3}):
             prefill = network.engine.prefill(Q, [A, B, C], **how)
             assert prefill.reuse.missed_chunks == 0

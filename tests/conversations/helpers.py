@@ -97,4 +97,4 @@ def files(directory: Path) -> int:
 def pinned(engine: Engine) -> int:
     """Open leases in all tiers, after a flush."""
     engine.flush()
-    return open_leases(*engine.store.tiers)
+    return open_leases(*engine.parts.store.tiers)

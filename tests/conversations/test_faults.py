@@ -44,7 +44,7 @@ class TestLostBlock:
         session = talk(engine)
         engine.flush()
         lost = session.state.history.blocks[which]
-        engine.store.delete(lost.key(engine.entries.encoder.identity))
+        engine.parts.store.delete(lost.key(engine.entries.encoder.identity))
         reuse = is_full_prefill(engine, session, 3, ratio=0.0).reuse
         assert reuse.notes == (f"{len(lost)} history tokens recomputed: its block was lost",)
         assert reuse.exact == 1 + with_kv(session) - len(lost)
@@ -53,13 +53,13 @@ class TestLostBlock:
 
     def test_a_lost_inexact_block_is_stored_again_for_its_own_session(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
-            engine.warm([A, B])
+            engine.entries.warm([A, B])
             session = talk(engine, turns=1)
             ask(engine, session, 1, [A, B], ratio=0.0)
             ask(engine, session, 2, ratio=0.0)
             engine.flush()
             lost = session.state.history.blocks[-1]
-            engine.store.delete(lost.key(engine.entries.encoder.identity))
+            engine.parts.store.delete(lost.key(engine.entries.encoder.identity))
             ask(engine, session, 3, ratio=0.0)
             assert lost not in session.state.history.blocks
             reuse = engine.prefill(question(4), session=session, ratio=0.0).reuse
@@ -93,7 +93,7 @@ class TestLostBlock:
         with engine_at(tmp_path, memory_bytes=0, wrap=failing) as engine:
             session = talk(engine)
             engine.flush()
-            (disk,) = engine.store.tiers
+            (disk,) = engine.parts.store.tiers
             disk.layers = {2}
             reuse = is_full_prefill(engine, session, 3, ratio=0.0).reuse
             assert reuse.exact == 1
@@ -167,7 +167,7 @@ def test_blocks_that_a_turn_saves_while_orphans_are_deleted_are_kept(
         engine = engine_at(tmp_path)
     with engine:
         session = engine.session("s")
-        store = engine.store
+        store = engine.parts.store
         turns = []
         orphans = store.contents.block_keys()
         writer = engine.conversations.blocks.writer
@@ -306,7 +306,7 @@ class TestEviction:
         block = 8 * 4 * 2 * 2 * 16 * 4
         with engine_at(None, memory_bytes=10 * block, wrap=ThrottledTier) as engine:
             session = talk(engine)
-            (memory,) = engine.store.tiers
+            (memory,) = engine.parts.store.tiers
             memory.bandwidth_bytes_per_s = 1e5
             done = threading.Event()
 
@@ -314,7 +314,7 @@ class TestEviction:
                 for number in itertools.count(1000):
                     if done.is_set():
                         return
-                    engine.warm([tiny_models.tokens(8, seed=number)])
+                    engine.entries.warm([tiny_models.tokens(8, seed=number)])
 
             pusher = begin(push)
             try:
@@ -402,7 +402,9 @@ class TestAbandonedTurn:
     ) -> None:
         engine, session, _ = spoken
         blocks = files(tmp_path)
-        engine.store.delete(session.state.history.blocks[0].key(engine.entries.encoder.identity))
+        engine.parts.store.delete(
+            session.state.history.blocks[0].key(engine.entries.encoder.identity)
+        )
         stream = engine.stream(question(7), session=session, max_new_tokens=6, min_new_tokens=6)
         next(stream)
         stream.close()
@@ -417,7 +419,7 @@ class TestSlowDisk:
         written.
         """
         with engine_at(tmp_path, memory_bytes=0, wrap=HeldWrites) as engine:
-            (held,) = engine.store.tiers
+            (held,) = engine.parts.store.tiers
             held.go.set()
             session = talk(engine, turns=1)
             engine.flush()
@@ -512,10 +514,10 @@ def test_a_process_killed_while_saving_leaves_nothing_wrong_behind(
 def test_history_is_never_read_as_a_chunk_nor_a_chunk_as_history(tmp_path: Path) -> None:
     """The same ids behind the same prefix have two keys: deleting one entry leaves the other."""
     with engine_at(tmp_path, session=dict(block_tokens=len(A))) as engine:
-        engine.warm([A])
+        engine.entries.warm([A])
         session = engine.session("s")
         engine.append(session, A, Q)
         engine.flush()
         assert files(tmp_path) == 1 + len(session.state.history.blocks)
         session.delete()
-        assert engine.warm([A]).present == 1
+        assert engine.entries.warm([A]).present == 1

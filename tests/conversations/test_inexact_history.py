@@ -18,7 +18,7 @@ FOUR = {"max_new_tokens": 4, "min_new_tokens": 4}
 
 def fused_turn(engine: Engine) -> Session:
     """A conversation whose only turn fused all chunks but the first."""
-    engine.warm([A, B, C])
+    engine.entries.warm([A, B, C])
     session = engine.session("s")
     engine.answer(question(1), [A, B, C], session, ratio=0.3, **FOUR)
     return session
@@ -27,7 +27,7 @@ def fused_turn(engine: Engine) -> Session:
 def inexact(engine: Engine, session: Session) -> int:
     """How many tokens of the history are in blocks that are not exact."""
     history = session.state.history
-    prefix = engine.intake.runs.before_documents
+    prefix = engine.parts.intake.runs.before_documents
     frequencies = engine.model.adapter.rope.frequencies(len(prefix) + len(history))
     known = zip(history.blocks, exact_blocks(prefix, history.blocks, frequencies), strict=True)
     return sum(len(block) for block, exact in known if not exact)

@@ -155,7 +155,7 @@ def test_a_list_of_conversations_asks_no_server_for_their_blocks(
     talk(engine, turns=1)
     engine.flush()
     (before,) = engine.conversations.list()
-    tier = engine.store.tiers[-1]
+    tier = engine.parts.store.tiers[-1]
     monkeypatch.setattr(type(tier), "is_remote", True)
     monkeypatch.setattr(type(tier), "contains", lambda *_: pytest.fail("it was asked"))
     (after,) = engine.conversations.list()

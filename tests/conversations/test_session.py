@@ -210,12 +210,12 @@ class TestDelete:
         self, tmp_path: Path
     ) -> None:
         with engine_at(tmp_path, session={"inexact_history": "keep"}) as engine:
-            engine.warm([A, B])
+            engine.entries.warm([A, B])
             session = engine.session("s")
             ask(engine, session, 0, [A, B])
             engine.flush()
             blocks = len(session.state.history.blocks)
-            engine.delete([A])
+            engine.entries.delete([A])
             assert engine.entries.retain([]) == 1
             assert engine.entries.gc() == 0
             assert files(tmp_path) == blocks

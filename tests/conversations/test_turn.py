@@ -81,7 +81,7 @@ class TestTurnsWithFusedChunks:
         self, tmp_path: Path
     ) -> None:
         with engine_at(tmp_path, session={"inexact_history": "keep"}) as engine:
-            engine.warm([A, B, C])
+            engine.entries.warm([A, B, C])
             session = talk(engine, turns=1)
             ask(engine, session, 1, [A, B], ratio=0.3)
             # the tail is in front of what was fused
@@ -100,7 +100,7 @@ class TestTurnsWithFusedChunks:
         self, tmp_path: Path, setting: str, ratio: float
     ) -> None:
         with engine_at(tmp_path, session={"inexact_history": setting}) as engine:
-            engine.warm([A, B])
+            engine.entries.warm([A, B])
             session = talk(engine, turns=1)
             ask(engine, session, 1, [A, B], ratio=0.3)
             second = is_full_prefill(engine, session, 2, ratio=ratio).reuse
@@ -113,7 +113,7 @@ class TestTurnsWithFusedChunks:
         """Two equal conversations, one of them with fused chunks: the exact one finds only exact
         blocks.
         """
-        engine.warm([A, B])
+        engine.entries.warm([A, B])
         sloppy = engine.session("sloppy")
         exact = engine.session("exact")
         answer = list(tiny_models.tokens(4, seed=9))
@@ -158,7 +158,7 @@ def test_the_templates_tokens_between_turns_are_computed_by_the_next_turn() -> N
     with text_engine(CHATML, prompt=PromptConfig(system="Be brief.")) as engine:
         session = engine.session("s")
         first = engine.answer("Why?", session=session, max_new_tokens=4, min_new_tokens=4)
-        runs: TemplateRuns = engine.intake.runs
+        runs: TemplateRuns = engine.parts.intake.runs
         reuse = engine.prefill("And?", session=session).reuse
         between = len(runs.after_answer) + len(runs.before_next_turn)
         assert between > 0

@@ -61,7 +61,7 @@ def full_prefill(token_ids: Sequence[int], family: str = "llama") -> tuple[torch
 
 def stored(engine: Engine, chunk: Sequence[int]) -> torch.Tensor | None:
     """The stored KV (L, 2, G, T, D) of a chunk, copied; `None` on a miss."""
-    lease = engine.store.lease(engine.entries.encoder.identity, tuple(chunk))
+    lease = engine.parts.store.lease(engine.entries.encoder.identity, tuple(chunk))
     if lease is None:
         return None
     with lease:

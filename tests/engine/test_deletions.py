@@ -26,28 +26,28 @@ def test_a_chunk_that_is_deleted_while_it_is_computed_is_not_stored(
 
     def deleted_meanwhile(*arguments: Any) -> Any:
         entries = compute(*arguments)
-        engine.delete([A])
+        engine.entries.delete([A])
         return entries
 
     with engine_at(tmp_path) as engine:
         monkeypatch.setattr(Encoder, "chunks", deleted_meanwhile)
-        report = engine.warm([A, B])
+        report = engine.entries.warm([A, B])
         assert (report.encoded, report.failed, report.left) == (1, 0, 0)
         assert stored(engine) == [False, True]
         monkeypatch.undo()
-        assert engine.warm([A]).encoded == 1, "asked for anew, it is stored anew"
+        assert engine.entries.warm([A]).encoded == 1, "asked for anew, it is stored anew"
         assert not engine.entries._watches
 
 
 def test_a_chunk_that_is_deleted_before_its_turn_is_not_computed(tmp_path: Any) -> None:
     with engine_at(tmp_path) as engine:
-        checks = iter([None, lambda: engine.delete([B])])
+        checks = iter([None, lambda: engine.entries.delete([B])])
 
         def check() -> None:
             if act := next(checks, None):
                 act()
 
-        report = engine.warm([A, B], check=check)
+        report = engine.entries.warm([A, B], check=check)
         assert (report.encoded, report.left, stored(engine)) == (1, 0, [True, False])
 
 
@@ -59,13 +59,13 @@ def test_a_deletion_waits_for_an_entry_that_is_just_stored(
 
     def slow(self: DurableTiers, entry: Any) -> bool:
         if not deletions:
-            deletions.append(begin(lambda: engine.delete([A])))
+            deletions.append(begin(lambda: engine.entries.delete([A])))
             deletions[0].join(0.2)
         return put(self, entry)
 
     with engine_at(tmp_path) as engine:
         monkeypatch.setattr(DurableTiers, "put", slow)
-        engine.warm([A])
+        engine.entries.warm([A])
         deletions[0].join(60)
         assert stored(engine) == [False, False]
 

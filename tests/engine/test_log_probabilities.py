@@ -16,7 +16,7 @@ from .test_streaming import write
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     with engine_of() as engine:
-        engine.warm([A, B])
+        engine.entries.warm([A, B])
         yield engine
 
 
@@ -75,5 +75,5 @@ def test_an_answer_does_not_begin_with_white_space_unless_it_continues_a_text(
 def test_a_raw_prompt_ends_with_its_question() -> None:
     with text_engine() as engine:
         question = tuple(engine.tokenizer("Once upon", add_special_tokens=False)["input_ids"])
-        request = engine.intake.answer_request("Once upon", [], {"raw": True})
-        assert engine.intake.prompt(request).token_ids[-len(question) :] == question
+        request = engine.parts.intake.answer_request("Once upon", [], {"raw": True})
+        assert engine.parts.intake.prompt(request).token_ids[-len(question) :] == question

@@ -43,7 +43,7 @@ def fresh(family: str) -> Any:
 @pytest.fixture(scope="module")
 def engine(fresh: Any) -> Any:
     with Engine(fresh(), config=EngineConfig()) as engine:
-        engine.warm(CHUNKS)
+        engine.entries.warm(CHUNKS)
         yield engine
 
 
@@ -100,7 +100,7 @@ class TestExactness:
         _, cache = reference.full_prefill(fresh(), ids)
         adapter = engine.model.adapter
         tables = engine.model.adapter.rope.tables(len(ids))
-        lease = engine.store.lease(engine.entries.encoder.identity, tuple(CHUNKS[0]))
+        lease = engine.parts.store.lease(engine.entries.encoder.identity, tuple(CHUNKS[0]))
         assert lease is not None
         with lease:
             for layer in range(adapter.layer_count):
@@ -172,7 +172,7 @@ class TestSensitivityOfTheseTests:
 def test_a_span_encoded_under_other_frequencies_is_not_called_exact(family: str) -> None:
     chunk = tiny_models.tokens(20, seed=5)
     with Engine(tiny_models.model(family)) as engine:
-        engine.warm([chunk])
+        engine.entries.warm([chunk])
         short = engine.prefill(QUESTION, [chunk], ratio=0.0)
         assert short.reuse.exact == len(PREFIX) + len(chunk)
         long_question = tiny_models.tokens(60, seed=6)

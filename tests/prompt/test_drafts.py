@@ -123,7 +123,7 @@ def test_a_conversation_goes_on_from_the_same_history_wherever_its_reader_leaves
             ]
             if after == 30:
                 list(stream)
-            stream.close()  # type: ignore[attr-defined]
+            stream.close()
             found.append((tokens, engine.prefill([8, 9], [], talk)))
     (drafted, with_drafts), (plain, without) = found
     assert drafted == plain and with_drafts.reuse.exact == without.reuse.exact

@@ -34,7 +34,7 @@ def together(engine: Engine, asks: Sequence[Callable[[], Any]]) -> list[Any]:
 
 def asks_of(engine: Engine) -> tuple[list[Callable[[], Any]], list[Any]]:
     """Requests, and what they get alone, once all is stored."""
-    engine.warm([A, B, C])
+    engine.entries.warm([A, B, C])
     asks = [
         partial(engine.prefill, Q, chunks, selector=name, ratio=0.5)
         for name, chunks in PROMPTS.items()
@@ -120,7 +120,7 @@ def test_prompts_whose_pass_failed_wait_for_none_of_their_own_misses(
 
 def test_turns_of_several_conversations_stay_exact() -> None:
     with engine_of(session=SessionConfig(block_tokens=4)) as engine:
-        engine.warm([C])
+        engine.entries.warm([C])
         turns = [
             partial(engine.append, engine.session(name), Q, B[:5], [C], ratio=1.0) for name in "abc"
         ]
@@ -142,7 +142,7 @@ def test_a_pass_has_prompts_of_one_owner() -> None:
     with engine_of() as engine:
         asks, _ = asks_of(engine)
         with engine.with_config(EngineConfig(store=StoreConfig(tenant="b"))) as other:
-            other.warm([C, B, A])
+            other.entries.warm([C, B, A])
             asks[1] = partial(other.prefill, Q, [C, B, A], ratio=0.5)
             notes = [got.reuse.notes for got in together(engine, asks)]
     several = ("computed in one pass with 1 other prompts",)

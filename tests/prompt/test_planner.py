@@ -51,7 +51,9 @@ class TestMisses:
     ) -> None:
         chunks = [A, B, C]
         with engine_of() as engine:
-            engine.warm([chunk for index, chunk in enumerate(chunks) if index not in missed])
+            engine.entries.warm(
+                [chunk for index, chunk in enumerate(chunks) if index not in missed]
+            )
             prefill = engine.prefill(Q, chunks, ratio=0.0)
 
             missing = sum(len(chunks[index]) for index in missed)
@@ -78,14 +80,14 @@ class TestMisses:
         with engine_of() as missed, engine_of() as warmed:
             missed.prefill(Q, [A, B, A, C])
             missed.flush()
-            warmed.warm([A, B, C])
+            warmed.entries.warm([A, B, C])
             for chunk in (A, B, C):
                 close(stored(missed, chunk), stored(warmed, chunk))
             assert missed.stats().store.tiers[0].entries == 3
 
     def test_a_request_with_misses_at_ratio_one_equals_a_full_prefill(self) -> None:
         with engine_of() as engine:
-            engine.warm([B])
+            engine.entries.warm([B])
             close(engine.prefill(Q, [A, B, C], ratio=1.0).logits, full_prefill(ids([A, B, C]))[0])
 
 
@@ -111,7 +113,7 @@ class TestShapes:
         joined = concatenated(chunks, Q)
         full = full_prefill(ids(chunks))[0]
         with engine_of() as engine:
-            engine.warm(chunks)
+            engine.entries.warm(chunks)
             for selector in ("hkvd", "first-k"):
                 fused = engine.prefill(Q, chunks, ratio=0.0, selector=selector)
                 assert fused.reuse.missed_chunks == 0
@@ -123,7 +125,7 @@ class TestShapes:
     def test_a_chunk_may_be_longer_than_the_window(self, family: str) -> None:
         chunks = [tiny_models.tokens(3 * tiny_models.WINDOW, seed) for seed in (5, 6)]
         with engine_of(family) as engine:
-            engine.warm(chunks)
+            engine.entries.warm(chunks)
             close(engine.prefill(Q, chunks, ratio=0.0).logits, concatenated(chunks, Q, family))
             close(engine.prefill(Q, chunks, ratio=1.0).logits, full_prefill(ids(chunks), family)[0])
 
@@ -132,7 +134,7 @@ class TestShapes:
         self, chunks: list[list[int]]
     ) -> None:
         with engine_of() as engine:
-            engine.warm(chunks)
+            engine.entries.warm(chunks)
             prefill = engine.prefill([], chunks, ratio=0.5)
             assert prefill.reuse.computed == 1
             assert prefill.reuse.tokens == len(ids(chunks, []))
@@ -144,7 +146,7 @@ class TestShapes:
         model = llama()
         model.config.bos_token_id = None
         with Engine(model) as engine:
-            engine.warm([A, B])
+            engine.entries.warm([A, B])
             prefill = engine.prefill(Q, [A, B], ratio=0.0)
             assert counts(prefill.reuse) == (len(A), len(B), 0, len(Q))
             close(engine.prefill(Q, [A], ratio=0.0).logits, full_prefill(A + Q)[0])
@@ -157,7 +159,7 @@ class TestShapes:
             assert ready.metadata == {"source": "x"}
             forms = ["ab", ready, list(ready.token_ids), torch.tensor(ready.token_ids)]
             assert {tuple(engine.prefill("c", [form]).token_ids.tolist()) for form in forms} == {
-                (1, *engine.intake.encode("ab\n\nc"))
+                (1, *engine.parts.intake.token_ids("ab\n\nc"))
             }
 
 
@@ -229,7 +231,7 @@ class TestRefusals:
         self, engine: Engine, wrong: list[int]
     ) -> None:
         with pytest.raises(InputError):
-            engine.warm([A, wrong])
+            engine.entries.warm([A, wrong])
         assert engine.stats().store.tiers[0].entries == 0
 
     def test_a_prompt_that_fills_the_context_is_accepted(self, engine: Engine) -> None:
@@ -239,14 +241,14 @@ class TestRefusals:
 
     def test_a_closed_engine_refuses_every_call(self) -> None:
         engine = engine_of()
-        engine.warm([A])
+        engine.entries.warm([A])
         engine.close()
         engine.close()
         for call in (
             lambda: engine.prefill(Q, [A]),
             lambda: engine.answer(Q, [A]),
-            lambda: engine.warm([B]),
-            lambda: engine.delete([A]),
+            lambda: engine.entries.warm([B]),
+            lambda: engine.entries.delete([A]),
         ):
             with pytest.raises(RagKVError, match="closed"):
                 call()

@@ -14,7 +14,7 @@ from ragkv.prompt import Prompt
 from ragkv.prompt.history import Block, Chain, History
 from ragkv.prompt.planning import LEADING_TOKENS, plan_of, wanted_spans
 from ragkv.store import Entry, EntryInfo, Identity, MemoryLease, ids_digest
-from ragkv.types import Excerpt
+from ragkv.types import Chunk, Excerpt, Text
 
 PREFIX = (1, 2)
 A = (3, 4, 5)
@@ -73,8 +73,9 @@ def planned(
     return plan_of(prompt, method, found, HERE, damaged=damaged, earlier=earlier)
 
 
-def prompt_of(*chunks: tuple[int, ...], **more: Any) -> Prompt:
-    return Prompt(**{"prefix": PREFIX, "chunks": chunks, "question": QUESTION, **more})
+def prompt_of(*chunks: tuple[int, ...] | Chunk, **more: Any) -> Prompt:
+    given = tuple(one if isinstance(one, Chunk) else Chunk(one) for one in chunks)
+    return Prompt(**{"prefix": PREFIX, "chunks": given, "question": QUESTION, **more})
 
 
 def states(plan: Plan, kind: SpanKind) -> list[SpanState]:
@@ -111,7 +112,7 @@ def test_an_excerpt_that_begins_later_than_its_chunk_is_never_exact() -> None:
     """Its KV saw the chunk's first token, which is not in the prompt."""
     for offset, state in ((0, SpanState.EXACT), (1, SpanState.FUSED)):
         part = A[offset : offset + 2]
-        prompt = prompt_of(part, excerpts={0: Excerpt(part, whole=A, offset=offset)})
+        prompt = prompt_of(Excerpt(part, whole=A, offset=offset))
         spans = [span for span in planned(prompt, FUSED, stored()).spans if span.chunk == 0]
         assert [(span.state, span.offset) for span in spans] == [(state, offset)]
 
@@ -151,7 +152,7 @@ def test_the_first_tokens_of_a_prompt_without_a_prefix_are_computed_in_place() -
     [
         prompt_of(B, A),
         prompt_of(B, A, own_prefix=False),
-        prompt_of(B, A, plain=frozenset({0})),
+        prompt_of(Text(B), A),
         prompt_of(B, A, history=History(tail=(9,))),
     ],
 )
@@ -182,7 +183,7 @@ def test_blocks_of_an_earlier_prompt_are_exact_wherever_they_begin_and_end() -> 
 def test_text_is_computed_and_a_separator_stands_behind_each_chunk_that_no_text_follows() -> None:
     """It never stands before the first chunk, which so stays exact."""
     found = [stored(A), MISSING, stored(B), stored(A)]
-    plan = planned(prompt_of(A, (9,), B, A, plain=frozenset({1}), separator=(10,)), FUSED, *found)
+    plan = planned(prompt_of(A, Text((9,)), B, A, separator=(10,)), FUSED, *found)
     assert plan.token_ids.tolist() == [*PREFIX, *A, 9, *B, 10, *A, 10, *QUESTION]
     assert [(span.chunk, span.start) for span in plan.spans if span.kind is SpanKind.CHUNK] == [
         (0, 2),

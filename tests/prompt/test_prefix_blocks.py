@@ -72,7 +72,7 @@ def test_other_kinds_of_reuse_neither_keep_nor_find_blocks(engine: Engine) -> No
 
 def test_a_deletion_forgets_the_blocks_which_may_hold_what_was_deleted(engine: Engine) -> None:
     engine.prefill(Q, [LONG], reuse="prefix")
-    engine.delete([OTHER])
+    engine.entries.delete([OTHER])
     assert engine.prefill(Q, [LONG], reuse="prefix").reuse.exact == 1
 
 
@@ -90,7 +90,7 @@ def while_the_first_block_is_copied(patch: pytest.MonkeyPatch, act: Callable[[],
 def test_a_deletion_while_a_prompt_is_kept_forgets_its_blocks_too(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    while_the_first_block_is_copied(monkeypatch, lambda: engine.delete([OTHER]))
+    while_the_first_block_is_copied(monkeypatch, lambda: engine.entries.delete([OTHER]))
     engine.prefill(Q, [LONG], reuse="prefix")
     assert engine.prefill(Q, [LONG], reuse="prefix").reuse.exact == 1
     assert engine.prefill(Q, [LONG], reuse="prefix").reuse.exact == 1 + 2 * BLOCK_TOKENS

@@ -188,10 +188,10 @@ def held(engine: Engine) -> dict[str, int]:
     """Everything that a request may hold."""
     stats = engine.stats().queue
     return {
-        "leases": open_leases(*engine.store.tiers),
+        "leases": open_leases(*engine.parts.store.tiers),
         "waiting": stats.waiting,
         "admitted": stats.admitted,
-        "announced": engine.store.stats().announced,
+        "announced": engine.parts.store.stats().announced,
         "requests": int(engine.parts.idle_time.busy),
         "computing": int(engine.model.compute.lock.held),
     }
@@ -232,7 +232,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
         scheduler=SchedulerConfig(workers=1),
         session=SessionConfig(block_tokens=4),
     ) as built:
-        built.warm([A, B, C])
+        built.entries.warm([A, B, C])
         built.answer(Q, [A], built.session("s"), max_new_tokens=3, min_new_tokens=3)
         built.flush()
         yield built
@@ -333,7 +333,7 @@ class TestCancellation:
         def compiled(*_: Any) -> None:
             slow.now()
 
-        monkeypatch.setattr(engine.intake, "_compiled", compiled)
+        monkeypatch.setattr(engine.parts.intake, "_compiled", compiled)
         form = ResponseFormat.json_schema({})
         with pytest.raises(DeadlineError):
             engine.answer(Q, [A], response_format=form, deadline_s=600.0)
@@ -427,7 +427,7 @@ class TestPrefetching:
             store=StoreConfig(directory=str(tmp_path)), scheduler=SchedulerConfig(workers=1)
         )
         with engine_of(**config) as engine:
-            engine.warm([A, B])
+            engine.entries.warm([A, B])
         with engine_of(**config) as engine:
             wanted = 2 if reuse == "fused" else 0
             ask = lambda: engine.prefill(Q, [A, B], ratio=0.0, reuse=reuse)  # noqa: E731

@@ -324,7 +324,7 @@ class Collections(Closing):
             self.forget_requests()
         # Noted again: a replica may have read the index before its change.
         self.journal.add(self._engine.entries.keys(chunks))
-        self._engine.delete(chunks)
+        self._engine.entries.delete(chunks)
 
     def forget_requests(self) -> None:
         """Texts are deleted, here or by another replica: requests under way may have read them, and
@@ -374,7 +374,7 @@ class Collections(Closing):
 
     def _make_room(self) -> bool:
         """Give up KV, then the reserve, to a deletion. Whether that freed any space."""
-        return self._engine.store.limits.give_way() or self._reserve.give_up()
+        return self._engine.parts.store.limits.give_way() or self._reserve.give_up()
 
     def _drop_all_of(self, folder: Path) -> None:
         """Drop the KV of all texts in a folder that no collection holds any more."""
@@ -382,4 +382,4 @@ class Collections(Closing):
 
     def _leave_disk(self) -> None:
         """Leave to KV what documents do not take of the tenant's disk."""
-        self._engine.store.limits.leave_disk(self.folders.size_bytes())
+        self._engine.parts.store.limits.leave_disk(self.folders.size_bytes())

@@ -263,7 +263,7 @@ class DeletionFollower(Closing):
             return found
         # A replica without entries lacks nothing of what is not kept; what is kept may be of a
         # killed replica.
-        return Position() if self._engine.store.contents.sample(1) else self._journal.start()
+        return Position() if self._engine.parts.store.contents.sample(1) else self._journal.start()
 
     def _write(self, position: Position) -> None:
         try:

@@ -48,7 +48,7 @@ async def ask(body: AskRequest, call: ApiCallDep) -> AskResponse | Response:
             tenant = job.tenant
             with tenant.preparing(context.check):
                 found = job.retrieve(body.question, body)
-                question = tenant.engine.intake.encode(body.question)
+                question = tenant.engine.parts.intake.token_ids(body.question)
             sources = sources_of(found.hits)
             numbers = [source.number for source in sources]
             yield "sources", {"sources": [source.model_dump() for source in sources]}

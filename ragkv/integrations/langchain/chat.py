@@ -334,7 +334,7 @@ class ChatRagKV(BaseChatModel):
                 shared.drop_turn(prompt)
         assert answer is not None
         if rest := calls_of(answer, shown[0].tools).behind(filtered.sent):
-            yield TokenEvent(rest, answer.token_ids[-1]), *shown
+            yield TokenEvent(rest, None), *shown
         yield shared.save_turn(prompt, answer), *shown
         shared.engine.settle(claim)
 

@@ -119,6 +119,11 @@ class BlockWriter:
         """
         return self.worker.entry(key) is not None or self.store.contains(key, here=True)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is saved any more."""
+        return self.worker.is_closed
+
     def flush(self) -> None:
         """Return when everything saved so far is in the store."""
         self.worker.flush()

@@ -232,7 +232,7 @@ class Corpus(Closing):
         """
         if self.engine.config.store.read_only:
             return 0
-        return self.engine.delete([self.engine.chunk(passage.text) for passage in passages])
+        return self.engine.entries.delete([self.engine.chunk(passage.text) for passage in passages])
 
 
 def splitter_of(

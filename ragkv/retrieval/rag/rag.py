@@ -5,7 +5,8 @@ knows no command line and no network protocol.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal, Unpack, cast, get_args
 
@@ -115,14 +116,16 @@ class Rag(Closing):
         *,
         session: Session | None = None,
         **options: Unpack[RagOptions],
-    ) -> Iterator[TokenEvent | RagAnswer]:
+    ) -> Generator[TokenEvent | RagAnswer, None, None]:
         """Retrieve passages, then token events as they come, and the answer. Raises `InputError`
-        for an empty question, and what `Engine.stream` raises.
+        for an empty question, and what `Engine.stream` raises. Close a stream that is not read to
+        its end.
         """
-        hits, of_answer = self._found(question, k, session, options)
-        events = self.engine.stream(question, self.chunks_of(hits), session, **of_answer)
-        for event in events:
-            yield event if isinstance(event, TokenEvent) else RagAnswer(event, hits)
+        hits, of_answer = self._searched(question, k, session, options)
+        answering = self.engine.stream(question, self.chunks_of(hits), session, **of_answer)
+        with closing(answering) as events:
+            for event in events:
+                yield event if isinstance(event, TokenEvent) else RagAnswer(event, hits)
 
     def ask(
         self,
@@ -133,18 +136,18 @@ class Rag(Closing):
         **options: Unpack[RagOptions],
     ) -> RagAnswer:
         """The answer of `stream`, once missed chunks are stored: see `Engine.answer`."""
-        hits, of_answer = self._found(question, k, session, options)
+        hits, of_answer = self._searched(question, k, session, options)
         answer = self.engine.answer(question, self.chunks_of(hits), session, **of_answer)
         return RagAnswer(answer, hits)
 
-    def _found(
+    def _searched(
         self, question: str, k: int, session: Session | None, options: RagOptions
     ) -> tuple[tuple[Hit, ...], AnswerOptions]:
         """The passages for a question that is answered next, and the options of its answer: the
         search counts for the deadline.
         """
         check_words("question", question)
-        claim = self.engine.intake.claim(options)
+        claim = self.engine.parts.intake.claim(options)
         hits = self.retrieve(
             question,
             k,
@@ -155,7 +158,7 @@ class Rag(Closing):
             check=claim.check,
         )
         of_answer = cast("AnswerOptions", options)
-        of_answer["deadline_s"] = claim.remaining_s()
+        of_answer["claim"] = claim
         return hits, of_answer
 
     def chunks_of(self, hits: Sequence[Hit]) -> list[Chunk]:

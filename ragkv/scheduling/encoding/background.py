@@ -45,7 +45,6 @@ class BackgroundEncoder:
     _last: OrderedDict[_Ids, None] = field(default_factory=OrderedDict, init=False)
     # what is under way, unless it was forgotten since
     _current: _Ids | None = field(default=None, init=False)
-    _working: bool = field(default=False, init=False)  # whether one is under way
     _was_missed: bool = field(default=False, init=False)  # whether a request missed it
     _closing: bool = field(default=False, init=False)
     _logged_s: float = field(default_factory=time.monotonic, init=False)
@@ -67,12 +66,11 @@ class BackgroundEncoder:
         with self._changed:
             if self._closing or not self.store.tiers:  # nothing could keep the entry
                 return
-            # Also if it is under way: it may have been deleted since that began.
-            (self._last if last else self._waiting)[token_ids] = None
-            self._drop_oldest(self._last if last else self._waiting)
+            waiting = self._last if last else self._waiting
+            waiting[token_ids] = None  # also if it is under way: it may have been deleted since
+            self._drop_oldest(waiting)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="ragkv-encoder", daemon=True)
-                self._thread.start()
+                self._thread = self._started()
             self._changed.notify_all()
 
     def forget(self, keys: Iterable[EntryKey]) -> None:
@@ -88,15 +86,21 @@ class BackgroundEncoder:
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Return when no chunk waits. Does not wait for requests to end."""
+        """Return when what was added before is encoded. Later chunks are not waited for, nor the end
+        of requests: while questions keep missing, some chunk may always wait.
+        """
         openmp.release_threads()
         with self._changed:
+            left = self._open()
+
+            def is_done() -> bool:
+                left.intersection_update(self._open())
+                return self._closing or not left
+
             self._flushing += 1
             self.idle_time.wake()
             try:
-                self._changed.wait_for(
-                    lambda: self._closing or not (self._waiting or self._last or self._working)
-                )
+                self._changed.wait_for(is_done)
             finally:
                 self._flushing -= 1
 
@@ -164,6 +168,27 @@ class BackgroundEncoder:
             thread.join()
         return True
 
+    def _open(self) -> set[_Ids]:
+        """The chunks that wait or are under way, but for those that were forgotten. Needs
+        `_changed`.
+        """
+        current = () if self._current is None else (self._current,)
+        return {*self._waiting, *self._last, *current}
+
+    def _started(self) -> threading.Thread | None:
+        """The thread, begun. Without one, what waits stays a miss. Needs `_changed`."""
+        thread = threading.Thread(target=self._run, name="ragkv-encoder", daemon=True)
+        try:
+            thread.start()
+        except (
+            RuntimeError
+        ) as error:  # the system has no thread to give; the next chunk tries again
+            log.warning("KV in the background cannot be computed: %s", error)
+            self._waiting.clear()
+            self._last.clear()
+            return None
+        return thread
+
     def _drop_oldest(self, waiting: OrderedDict[_Ids, None]) -> None:
         """Keep what waits within `MOST_WAITING`; a dropped chunk stays a miss. One for which a
         request waits is kept.
@@ -208,7 +233,6 @@ class BackgroundEncoder:
     def _ended(self) -> None:
         """Nothing is under way any more: those that wait for it may go on."""
         with self._changed:
-            self._working = False
             self._was_missed = False
             self._current = None
             self._changed.notify_all()  # they run once this lock is free
@@ -237,7 +261,6 @@ class BackgroundEncoder:
                     self._last.clear()  # nothing is evicted for what no question needed yet
                     self._changed.notify_all()
                 if waiting := self._waiting or self._last:  # otherwise it was forgotten meanwhile
-                    self._working = True
                     self._was_missed = waiting is self._waiting
                     self._current, _ = waiting.popitem(last=False)
                     return self._current

@@ -26,7 +26,7 @@ from ragkv.prompt import (
 )
 from ragkv.prompt.history import Part, PartKind
 from ragkv.scheduling import Scheduler
-from ragkv.types import Answer, TokenEvent
+from ragkv.types import Answer, Text, TokenEvent
 
 from .prompt_report import differences, prompt_report
 from .salts import SECRET_VARIABLE, proof, salted, shared_secret
@@ -106,7 +106,7 @@ class VllmBackend:
         answer = self._server.report(name, check)
         report = self._report(task, answer, sent_s, first_token_s)
         if report.reuse.missed_chunks:
-            chunks = [ids for ids, index in prompt.body if index is not None]
+            chunks = [one.stored_ids for one in prompt.chunks if not isinstance(one, Text)]
             self._entries.warm_soon([ids for ids in chunks if not self._entries.has(ids)])
         return report, stream, first
 

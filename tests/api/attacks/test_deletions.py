@@ -110,7 +110,7 @@ def test_what_is_deleted_while_redis_is_away_is_gone_from_all_disks(
     wait_until(lambda: not world.has("other", deleted), WAIT_S)  # Redis is still away
     assert world.has("one", kept) and world.has("other", kept)
     redis.come_back()
-    remote = engine_of(one.app).store.tiers[-1]
+    remote = engine_of(one.app).parts.store.tiers[-1]
     wait_until(
         lambda: remote.answers and not remote.contains(deleted) and remote.contains(kept), WAIT_S
     )
@@ -130,7 +130,7 @@ def test_a_replica_that_is_killed_before_it_announces_a_deletion_leaves_no_kv_be
         world.stop("one")
     assert world.has("one", deleted)
     wait_until(lambda: not world.has("other", deleted), WAIT_S)
-    remote = engine_of(other.app).store.tiers[-1]
+    remote = engine_of(other.app).parts.store.tiers[-1]
     wait_until(lambda: not remote.contains(deleted) and remote.contains(kept), WAIT_S)
     world.start("one")  # after all
     wait_until(lambda: not world.has("one", deleted), WAIT_S)
@@ -167,7 +167,7 @@ def test_a_form_of_a_deleted_passage_is_gone_from_the_other_replica(world: World
     form = tenant.engine.chunk(FACTS[0].upper())
     # as found in a prompt
     tenant.chat.catalogue.chunk(TextMatch(0, len(form.text), form.text, "", False), None)
-    tenant.engine.warm([form])
+    tenant.engine.entries.warm([form])
     (key,) = tenant.engine.entries.keys([form])
     assert world.has("other", key)
     assert one.delete(DOCUMENT).status_code == 200
@@ -194,7 +194,7 @@ def test_blocks_of_a_conversation_that_is_gone_from_the_server_are_deleted(
     engine.flush()
     (info,) = [info for info in engine.conversations.list() if info.session_id.endswith("s")]
     group = conversation_group(info.session_id)
-    blocks = {entry.key for entry in engine.store.contents.sample() if entry.group == group}
+    blocks = {entry.key for entry in engine.parts.store.contents.sample() if entry.group == group}
     assert blocks and all(world.has("one", key) for key in blocks)
     redis.server.kill()
     redis.server.start()

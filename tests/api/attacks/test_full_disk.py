@@ -44,7 +44,7 @@ def stored(client: TestClient, name: str, count: int = 3) -> list[Any]:
 
 
 def on_disk(client: TestClient, keys: list[Any]) -> int:
-    return sum(map(engine_of(client.app).store.contains, keys))
+    return sum(map(engine_of(client.app).parts.store.contains, keys))
 
 
 def delete_document(client: TestClient) -> int:

@@ -193,9 +193,9 @@ def test_an_engine_computes_what_a_forged_entry_has_in_another_shape(
     config: RedisConfig, vandal: Vandal
 ) -> None:
     with engine_at(None, redis=config, memory_bytes=0) as engine:
-        engine.warm([A])
+        engine.entries.warm([A])
         wanted = engine.answer(question(0), [A], max_new_tokens=4, reuse="none").token_ids
-        (info,) = engine.store.contents.infos()
+        (info,) = engine.parts.store.contents.infos()
         forged = replace(info, layers=1, kv_heads=1, head_dim=2)
         kv = make_entry(1).kv.new_zeros((1, *forged.shape), dtype=info.dtype)
         entry = replace(make_entry(1), info=forged, kv=kv)
@@ -382,10 +382,10 @@ def _names(folder: Path, config: RedisConfig, tenant: str) -> set[str]:
     seen: list[str] = []
     with Client(config).client.monitor() as monitor:
         with engine_at(folder, session=SHARED, redis=config, tenant=tenant) as engine:
-            engine.warm([A, B])
+            engine.entries.warm([A, B])
             ask(engine, engine.session("s"), 0)
             engine.answer(question(1), [A, B], session=engine.session("s"), max_new_tokens=2)
-            engine.delete([B])
+            engine.entries.delete([B])
             engine.session("s").delete()
         Client(config).client.echo("the end of the test")
         for command in monitor.listen():

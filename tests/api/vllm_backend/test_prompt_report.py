@@ -8,7 +8,7 @@ import pytest
 from ragkv.prompt import Prompt
 from ragkv.prompt.history import EMPTY
 from ragkv.store import Identity
-from ragkv.types import PromptSpan, Reuse, Timing
+from ragkv.types import Chunk, PromptSpan, Reuse, Text, Timing
 from ragkv.vllm.front import cached_report, differences, left_report
 from ragkv.vllm.front.prompt_report import prompt_report
 
@@ -18,9 +18,8 @@ B = (5, 6, 7)
 PROMPT = Prompt(
     prefix=(0,),
     history=EMPTY,
-    chunks=(A, HEADING, B),
+    chunks=(Chunk(A), Text(HEADING), Chunk(B)),
     question=(8, 8, 8),
-    plain=frozenset({1}),
     question_tokens=2,
 )  # 12 tokens; vLLM computes the last 3
 

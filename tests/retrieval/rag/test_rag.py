@@ -68,7 +68,7 @@ def test_a_sweep_knows_the_collections_of_a_server_and_its_tenants(rag: Rag) -> 
             engine = rag.engine.with_config(replace(rag.engine.config, store=store))
         with Corpus(engine, folder / "collections" / "c") as collection:
             collection.ingest(DOCUMENTS[1:])
-            engine.warm(["A text that no collection has."])
+            engine.entries.warm(["A text that no collection has."])
             engine.flush()
         if tenant:
             engine.close()
@@ -147,7 +147,7 @@ def test_a_deadline_and_a_cancellation_end_the_search_of_a_question(rag: Rag) ->
         with pytest.raises(DeadlineError):
             list(rag.stream("Who founded Marl?", deadline_s=1e-9))
         hurried = replace(rag.engine.config, scheduler=SchedulerConfig(deadline_s=1e-9))
-        patch.setattr(rag.engine.intake, "_config", hurried)
+        patch.setattr(rag.engine.parts.intake, "_config", hurried)
         with pytest.raises(DeadlineError):
             rag.ask("Who founded Marl?")
     assert len(checks) == 3
