@@ -145,7 +145,7 @@ def assembled(
         opened.callback(readers.close)
         fusor = Fusor(model.adapter, readers, config.fusion.read_ahead_layers, config.fusion.seed)
         present = PresentProfile(model.adapter, identity, store, config.store.directory)
-        controller = Controller(present, methods, config.controller.prices)
+        controller = Controller(present, methods)
         profiler = Profiler(present, controller, fusor, idle_time, config, block_writer.store)
 
         # who answers

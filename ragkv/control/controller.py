@@ -8,15 +8,12 @@ longer, also if the caller gave the ratio.
 
 from dataclasses import dataclass, replace
 
-from ragkv.config import PricesConfig
 from ragkv.errors import RagKVError
 from ragkv.fusion import PassResult, Plan, Selector, SpanState, budget, with_floor
 
-from .decision import belongs_in_memory, choose_computed, decide
-from .estimators import load_s, ttft_s
+from .decision import choose_all, choose_computed
 from .method import Method, Methods
-from .present_profile import COMPUTE, PresentProfile
-from .profile import TierSpeed
+from .present_profile import PresentProfile
 from .shape import Shape, loads_of
 
 SLOWER = "computing is quicker than loading the stored KV"  # why a chunk is not reused
@@ -32,7 +29,6 @@ class Controller:
 
     present: PresentProfile
     methods: Methods  # with that of requests which name none
-    prices: PricesConfig
 
     def decide(self, plan: Plan, method: Method) -> Plan:
         """The plan with its ratio, which is chosen if `method` leaves it open, and with some spans
@@ -60,7 +56,7 @@ class Controller:
         try:
             profile, corrected = present.corrected(present.profile)
             if method.controlled:
-                decision = decide(profile, shape, loads, ratio)
+                decision = choose_all(profile, shape, loads, ratio)
             else:
                 speeds = present.store.speeds()
                 loads = [replace(one, fixed=one.fixed or one.tier not in speeds) for one in loads]
@@ -88,43 +84,9 @@ class Controller:
         return replace(plan, ratio=method.ratio, decision=(why,))
 
     def learn(self, plan: Plan, selector: Selector, passed: PassResult) -> None:
-        """Compare what a pass took, without steps of other requests, with the profile's
-        estimate.
-        """
-        present = self.present
-        if (profile := present.profile) is None:
-            return
-        spans, loads = loads_of(plan)
-        tiers = {kind: speed.times(0.0) for kind, speed in profile.tiers.items()}
-        tiers |= {load.tier: TierSpeed(0.0, 0.0) for load in loads if load.tier not in tiers}
-        at_once = replace(profile, tiers=tiers, copy_bytes_per_s=None)
-        if passed.prompts == 1:  # else the time is that of all
-            shape = Shape.of(plan, selector, present.adapter.layer_count)
-            computing_s = ttft_s(at_once, shape, plan.ratio, loads)
-            present.compare(COMPUTE, passed.pass_s - passed.load_s - passed.others_s, computing_s)
-        leases = [span.lease for span in spans if span.lease and not span.lease.in_place]
-        kinds = {lease.kind.value for lease in leases}
-        if len(kinds) == 1 and (tier := kinds.pop()) in profile.tiers:
-            # the rest is computed
-            share = passed.bytes_by_tier.get(tier, 0) / sum(one.stored_bytes for one in leases)
-            loading_s = (
-                load_s(profile, [load for load in loads if load.tier == tier]) * profile.layers
-            )
-            present.compare(tier, passed.read_s, share * loading_s)
-
-    def in_memory(self, tokens: int, used: bool, room: bool) -> bool:
-        """Whether an entry of so many tokens belongs in memory, if a request `used` it, or if there
-        is `room`; without a profile every entry does.
-        """
-        present = self.present
-        if present.profile is None:
-            return True
-        method = self.methods.of({})
-        profile, _ = present.corrected(present.profile)
-        selector = method.selector
-        asked = selector.asked_layers(present.adapter.layer_count)
-        like = Shape(0, 0, 0, selection=selector.selection, asked_layers=asked.stop)
-        return belongs_in_memory(profile, tokens, like, method.ratio, self.prices, used, room)
+        """Compare what a pass took with the profile's estimate, if there is a profile."""
+        if self.present.profile is not None:
+            self.present.learn(plan, selector, passed)
 
 
 def rows_share(plan: Plan, selector: Selector, ratio: float, layers: int) -> float:

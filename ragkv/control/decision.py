@@ -207,7 +207,7 @@ def _front(
     return near[-1] if near else best
 
 
-def decide(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float) -> Decision:
+def choose_all(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float) -> Decision:
     """All for one request: which entries to compute at r*, and the ratio for the others.
 
     If fusing does not pay, every fused entry is computed.

@@ -9,14 +9,19 @@ ratio keeps its own.
 import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ragkv.config import FusionConfig
+from ragkv.fusion import make_selector
 from ragkv.runtime import DAMAGED
 from ragkv.store import Identity
 
 from .profile import read_measurements, save_measurement
+
+if TYPE_CHECKING:
+    from .method import Method
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +119,30 @@ class GateResult:
             f"full recompute: {why}; the closest, {best.setting}: {best.agreed}, {kl}, "
             f"{best.sooner:.1f}x"
         )
+
+
+def gated(
+    method: "Method", result: GateResult, *, names_ratio: bool, names_selector: bool
+) -> "Method":
+    """What the gate's `result` makes of the method of a request. A ratio or a selector that the
+    request names wins.
+    """
+    answer = result.answer
+    if answer is None:
+        if names_ratio or names_selector:
+            return method
+        return replace(method, reuse="none", controlled=False, notes=(f"quality gate: {result}",))
+    if names_selector and method.selector.name != answer.selector:
+        return method
+    if not names_selector:
+        method = replace(method, selector=make_selector(answer.selector))
+    if not names_ratio:
+        method = replace(method, ratio=answer.ratio)
+    taken = " and ".join(
+        ([] if names_selector else [answer.selector])
+        + ([] if names_ratio else [f"ratio {answer.ratio:g}"])
+    )
+    return replace(method, notes=(f"quality gate: {taken}",) if taken else ())
 
 
 def candidates(points: Sequence[Point], tolerance: Tolerance) -> list[Point]:

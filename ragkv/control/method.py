@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from ragkv.config import R_STAR, EngineConfig, ReuseMode
 from ragkv.errors import InputError
 from ragkv.fusion import Selector, make_selector
 
-from .gate_result import GateResult
+from .gate_result import GateResult, gated
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,30 +73,7 @@ class Methods:
             floor_tokens=0 if names_ratio else fusion.floor_tokens,
             named=frozenset(named),
         )
-        return self._gated(method, names_ratio, selector is not None)
-
-    def _gated(self, method: Method, names_ratio: bool, names_selector: bool) -> Method:
-        """What the gate's result makes of a request that may name a ratio or a selector, which
-        win.
-        """
         result = self.gate_result
-        if result is None or method.reuse != "fused":
+        if result is None or reuse != "fused":
             return method
-        answer = result.answer
-        if answer is None:
-            if names_ratio or names_selector:
-                return method
-            return replace(
-                method, reuse="none", controlled=False, notes=(f"quality gate: {result}",)
-            )
-        if names_selector and method.selector.name != answer.selector:
-            return method
-        if not names_selector:
-            method = replace(method, selector=make_selector(answer.selector))
-        if not names_ratio:
-            method = replace(method, ratio=answer.ratio)
-        taken = " and ".join(
-            ([] if names_selector else [answer.selector])
-            + ([] if names_ratio else [f"ratio {answer.ratio:g}"])
-        )
-        return replace(method, notes=(f"quality gate: {taken}",) if taken else ())
+        return gated(method, result, names_ratio=names_ratio, names_selector=selector is not None)

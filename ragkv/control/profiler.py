@@ -15,9 +15,11 @@ from ragkv.scheduling import IdleTime
 from ragkv.store import Store
 
 from .controller import Controller
+from .decision import belongs_in_memory
 from .present_profile import PresentProfile
 from .profile import Profile, save
 from .profiling import Measuring
+from .shape import Shape
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ class Profiler(Closing):
                 profile.xi_blocks(target_ms, self.config.session.block_tokens)
             )
         if self.config.controller.place:
-            self.present.store.limits.place_by(self.controller.in_memory)
+            self.present.store.limits.place_by(self._in_memory)
 
     def measure(
         self, *, quick: bool = False, on_progress: Callable[[int, int], None] | None = None
@@ -82,6 +84,19 @@ class Profiler(Closing):
         self.idle_time.wake()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
+
+    def _in_memory(self, tokens: int, used: bool, room: bool) -> bool:
+        """Whether an entry of so many tokens belongs in memory, if a request `used` it, or if there
+        is `room`.
+        """
+        assert self.present.profile is not None
+        profile, _ = self.present.corrected(self.present.profile)
+        method = self.controller.methods.of({})
+        selector = method.selector
+        asked = selector.asked_layers(self.present.adapter.layer_count)
+        like = Shape(0, 0, 0, selection=selector.selection, asked_layers=asked.stop)
+        prices = self.config.controller.prices
+        return belongs_in_memory(profile, tokens, like, method.ratio, prices, used, room)
 
     def _run(self) -> None:
         try:

@@ -16,6 +16,7 @@ from ragkv.types import Answer, TokenEvent, TokenLogprob
 from .backend import AnswerEvents, StartedAnswer
 from .citations import cite
 from .drafts import Drafts
+from .hints import hint_of
 from .prefill import Prefiller
 from .prompt import Task
 from .request import Prefill, PromptReport, Request
@@ -113,7 +114,7 @@ class OwnModel:
         """Fuse and compute the prompt, then decode."""
         tokens = len(task.prompt.token_ids)
         with self.prefiller.scheduler.admitted(
-            task.claim, tokens, lambda: self.prefiller.lookup.hint(task)
+            task.claim, tokens, lambda: hint_of(self.prefiller.lookup, task)
         ):
             prefill = self.prefiller.prefill(task)
         with closing(self._decode(task, prefill)) as events:

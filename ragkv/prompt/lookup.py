@@ -11,17 +11,7 @@ from ragkv.fusion import Plan, Span, SpanKind, SpanState
 from ragkv.model import Adapter
 from ragkv.prompt.history import BlockWriter
 from ragkv.scheduling.encoding import BackgroundEncoder
-from ragkv.store import (
-    EntryKey,
-    HintedEntry,
-    Identity,
-    Lease,
-    MemoryLease,
-    PrefetchHint,
-    Store,
-    conversation_group,
-    stored_bytes,
-)
+from ragkv.store import EntryKey, Identity, Lease, MemoryLease, Store
 
 from .planning import plan_of, wanted_spans
 from .prefix_blocks import PrefixBlocks
@@ -84,29 +74,6 @@ class Lookup:
         if plan.missed and self.unused_note is not None:
             plan = replace(plan, notes=(*plan.notes, self.unused_note))
         return plan
-
-    def hint(self, task: Task) -> PrefetchHint:
-        """What `plan` will look up in the store: history in order, then chunks."""
-        prompt = task.prompt
-        spans = wanted_spans(prompt, task.request.method, self._frequencies(prompt))
-        entries = []
-        for span in spans:
-            if span.state is SpanState.COMPUTED:
-                continue
-            if span.block is not None:
-                block = prompt.blocks[span.block]
-                identity = block.identity(self.block_writer.base)
-                entries.append(
-                    self._hinted(identity, block.token_ids, conversation_group(task.session_id))
-                )
-            elif span.chunk is not None:
-                entries.append(self._hinted(self.identity, prompt.chunks[span.chunk].stored_ids))
-        return PrefetchHint(tuple(entries))
-
-    def _hinted(self, identity: Identity, ids: tuple[int, ...], group: str = "") -> HintedEntry:
-        adapter = self.adapter
-        size = stored_bytes(identity.codec, len(ids), *adapter.kv_shape, adapter.dtype)
-        return HintedEntry(identity, ids, size, group)
 
     def _frequencies(self, prompt: Prompt) -> str:
         return self.adapter.rope.frequencies(len(prompt.token_ids))

@@ -5,7 +5,6 @@
 """
 
 import json
-import secrets
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
@@ -103,14 +102,6 @@ class IndexFile(Closing):
         """One of the facts about the index."""
         value: str | None = self.value("SELECT value FROM facts WHERE name = ?", name)
         return value
-
-    def put_fact(self, name: str, value: str) -> None:
-        """Records a fact about the index."""
-        self.rows("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
-
-    def put_revision(self) -> None:
-        """Names the current state of texts and vectors."""
-        self.put_fact("revision", secrets.token_hex(8))
 
     def close(self) -> None:
         """Closes the connection. Closing twice is harmless."""

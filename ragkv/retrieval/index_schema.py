@@ -7,6 +7,7 @@ the file shrinks. What is stored is linear in what was given: source and metadat
 document, one row for a text.
 """
 
+import secrets
 from contextlib import suppress
 from pathlib import Path
 
@@ -125,8 +126,18 @@ def _create_tables(file: IndexFile) -> None:
         if not _has_tables(file):  # another process may have created them
             for statement in SCHEMA.split(";"):
                 file.rows(statement)
-            file.put_fact("format", FORMAT)
-            file.put_revision()
+            put_fact(file, "format", FORMAT)
+            put_revision(file)
+
+
+def put_fact(file: IndexFile, name: str, value: str) -> None:
+    """Records a fact about the index."""
+    file.rows("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+
+def put_revision(file: IndexFile) -> None:
+    """Names the current state of texts and vectors."""
+    put_fact(file, "revision", secrets.token_hex(8))
 
 
 def _has_tables(file: IndexFile) -> bool:

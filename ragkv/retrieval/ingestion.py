@@ -23,6 +23,7 @@ from ragkv.runtime import Check, acquired, no_check
 from ragkv.runtime.arguments import check_kind
 
 from .embedders import Embedder
+from .index_schema import put_fact, put_revision
 from .index_writes import IndexWrites
 from .ingested import Document, FileRecord, IngestReport
 from .passages import Passage
@@ -113,7 +114,7 @@ class Ingestion:
                 removed = tuple(passage for passage in old if passage.id not in kept)
                 forgotten = self._forget(gone, removed, on_forget)
                 if plan.writes or gone or embedded:
-                    self.index.file.put_revision()
+                    put_revision(self.index.file)
         added = tuple(plan.added)
         changed = tuple(plan.changed)
         unchanged = tuple(plan.unchanged)
@@ -127,7 +128,7 @@ class Ingestion:
             embedded = self._embed((), progress, check)
             if embedded:
                 with self.index.file.transaction(check):
-                    self.index.file.put_revision()
+                    put_revision(self.index.file)
         return embedded
 
     def delete(
@@ -151,7 +152,7 @@ class Ingestion:
             )
             forgotten = self._forget(there, passages, on_forget)
             if there:
-                self.index.file.put_revision()
+                put_revision(self.index.file)
         return IngestReport(deleted=there, removed_passages=passages, forgotten_passages=forgotten)
 
     def file_record(self, path: str) -> FileRecord | None:
@@ -276,9 +277,9 @@ class Ingestion:
                     f"Embedder {embedder.name} gave vectors of a wrong shape, or not finite ones."
                 )
             with self.index.file.transaction(check):
-                self.index.file.put_fact("embedder_id", embedder.id)
-                self.index.file.put_fact("embedder_name", embedder.name)
-                self.index.file.put_fact("dimension", str(embedder.dimension))
+                put_fact(self.index.file, "embedder_id", embedder.id)
+                put_fact(self.index.file, "embedder_name", embedder.name)
+                put_fact(self.index.file, "dimension", str(embedder.dimension))
                 self.writes.put_vectors(batch, vectors)
         if progress is not None and todo:
             progress(len(todo), len(todo))

@@ -13,10 +13,10 @@ from ragkv.control.decision import (
     DELAY,
     Steady,
     belongs_in_memory,
+    choose_all,
     choose_computed,
     choose_ratio,
     choose_tier,
-    decide,
 )
 from ragkv.control.estimators import MARGIN, load_s, storage_cost, ttft_s
 from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed
@@ -250,7 +250,7 @@ class TestDecide:
             made, recompute=RecomputeFit(0.0, 0.0, 0.02, 0.0), prefill=slow_prefill
         )
         loads = [Load("disk", 100), Load("redis", 20)]
-        decision = decide(made, Shape(120, 10, 130), loads, 0.15)
+        decision = choose_all(made, Shape(120, 10, 130), loads, 0.15)
         assert decision.computed == (1,)
         assert decision.ratio == pytest.approx((1.6 - 0.02 * 30) / 2.0)
         assert len(decision.why) == 2
@@ -276,10 +276,10 @@ class TestDecide:
         )
         fused = sum(load.tokens for load in loads if load.fused)
         shape = Shape(fused, 5, 5 + sum(load.tokens for load in loads), selection)
-        decision = decide(made, shape, loads, r_star)
+        decision = choose_all(made, shape, loads, r_star)
         assert decision.ttft_s <= ttft_s(made, shape, r_star, loads) * MARGIN * DELAY * (1 + 1e-9)
         assert r_star <= decision.ratio <= 1
 
     def test_without_loads_the_decision_is_r_star(self) -> None:
-        decision = decide(profile(), Shape(0, 10, 10), [], 0.15)
+        decision = choose_all(profile(), Shape(0, 10, 10), [], 0.15)
         assert (decision.ratio, decision.computed) == (0.15, ())
