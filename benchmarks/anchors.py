@@ -9,7 +9,7 @@ import torch
 from ragkv import Chunk, Engine
 from ragkv.fusion import Candidates, Selector
 from ragkv.fusion.selectors import Attention, budget, top
-from ragkv.model import PromptKV
+from ragkv.model import PromptKV, run_layer
 from ragkv.model import Rows as PromptRows
 from ragkv.model.attention import Watch
 from ragkv.model.promptkv import PromptPart
@@ -127,5 +127,5 @@ def anchors_of(engine: Engine, chunk: Chunk, share: float) -> torch.Tensor:
     hidden = adapter.embed(token_ids)
     for layer in range(asked.stop):
         seen = watch if layer in asked else None
-        hidden = adapter.run_layer(layer, hidden, rows, kv, tables, watch=seen)
+        hidden = run_layer(adapter, layer, hidden, rows, kv, tables, watch=seen)
     return top(watch.received(), budget(share, length))

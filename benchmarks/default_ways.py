@@ -21,6 +21,7 @@ from ragkv import Chunk, Engine
 from ragkv.fusion import Candidates
 from ragkv.fusion.selectors import Attention, Selector, budget, top
 from ragkv.model import Rows as PromptRows
+from ragkv.model import run_layer
 from ragkv.model.attention import Watch
 from ragkv.prompt import Prefill, planning
 from ragkv.retrieval import Document, Splitter
@@ -311,7 +312,7 @@ def attention_of_last(engine: Engine, prefill: Prefill, count: int) -> torch.Ten
     hidden = adapter.embed(prefill.token_ids[length - count :].to(adapter.device))
     for layer in range(adapter.layer_count):
         seen = watch if layer in asked else None
-        hidden = adapter.run_layer(layer, hidden, rows, kv, tables, watch=seen)
+        hidden = run_layer(adapter, layer, hidden, rows, kv, tables, watch=seen)
     return watch.received()
 
 

@@ -12,7 +12,7 @@ import torch
 from ragkv import Engine
 from ragkv.fusion import Candidates, Selector
 from ragkv.fusion.selectors import budget, top
-from ragkv.model import Rows
+from ragkv.model import Rows, run_layer
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def raw_kv(engine: Engine, ids: Sequence[int], start: int, stop: int) -> torch.T
     record = adapter.new_recording(start, stop)
     hidden = adapter.embed(torch.tensor(ids, device=adapter.device))
     for layer in range(adapter.layer_count):
-        hidden = adapter.run_layer(layer, hidden, rows, kv, tables, record)
+        hidden = run_layer(adapter, layer, hidden, rows, kv, tables, record)
     return record.kv
 
 

@@ -4,6 +4,7 @@ decoding.
 
 from .adapter import Adapter
 from .attention import Watch
+from .layer_views import run_layer
 from .probe import adapt, full_pass
 from .promptkv import KVShape, PromptKV
 from .recording import Recording
@@ -27,5 +28,6 @@ __all__ = [
     "adapt",
     "full_pass",
     "raw_kv",
+    "run_layer",
     "sent",
 ]

@@ -15,7 +15,6 @@ from transformers import Cache
 
 from ragkv.runtime import no_check
 
-from .attention import Watch
 from .cpu.packing import with_copies
 from .layer_views import (
     CaptureCache,
@@ -26,9 +25,9 @@ from .layer_views import (
     register,
 )
 from .layers import PlainLayer
-from .promptkv import KVShape, PromptKV, PromptPart
+from .promptkv import KVShape, PromptKV
 from .recording import Recording
-from .rope import Rope, RotaryTables, Rotation
+from .rope import Rope, Rotation
 from .rows import JointPass, LayerPass, PassPart, Pause, Rows
 
 
@@ -170,23 +169,6 @@ class Adapter:
         without RoPE.
         """
         return self.rotation.in_float32(raw, cos, sin) if self.rotates(layer) else raw
-
-    def run_layer(
-        self,
-        layer: int,
-        hidden: torch.Tensor,
-        rows: Rows,
-        kv: PromptKV,
-        tables: RotaryTables,
-        record: Recording | None = None,
-        watch: Watch | None = None,
-    ) -> torch.Tensor:
-        """Run `layer` over hidden (1, R, E) of `rows`: writes their KV to `kv`, and they attend
-        over all of it.
-        """
-        part = PromptPart(kv, rows, self.windows, record, watch)
-        step = self.joint_pass(layer, [part], *tables.of(self.rope_kind(layer), rows))
-        return self.call_layer(layer, hidden, rows, step)
 
     def joint_pass(
         self,

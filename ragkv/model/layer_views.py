@@ -14,10 +14,14 @@ from transformers import AttentionInterface, Cache
 
 from ragkv.runtime import no_check
 
+from .attention import Watch
 from .cpu.packing import view_with
 from .device.graphs import Graphs, capture_on
 from .device.norms import is_close
 from .layers import Part, PlainLayer, in_tiles
+from .promptkv import PromptKV, PromptPart
+from .recording import Recording
+from .rope import RotaryTables
 from .rows import LayerPass, Pause, Rows
 
 if TYPE_CHECKING:
@@ -141,6 +145,24 @@ def plain_layers_of(adapter: "Adapter") -> list[PlainLayer] | None:
     return plain
 
 
+def run_layer(
+    adapter: "Adapter",
+    layer: int,
+    hidden: torch.Tensor,
+    rows: Rows,
+    kv: PromptKV,
+    tables: RotaryTables,
+    record: Recording | None = None,
+    watch: Watch | None = None,
+) -> torch.Tensor:
+    """Run `layer` over hidden (1, R, E) of `rows`: writes their KV to `kv`, and they attend over all
+    of it.
+    """
+    part = PromptPart(kv, rows, adapter.windows, record, watch)
+    step = adapter.joint_pass(layer, [part], *tables.of(adapter.rope_kind(layer), rows))
+    return adapter.call_layer(layer, hidden, rows, step)
+
+
 def use_graphs(layers: list[PlainLayer], graphs: Graphs | None) -> None:
     """Let `layers` run as `graphs`; `None`: part by part."""
     for layer in layers:
@@ -153,7 +175,7 @@ def _first_layer(adapter: "Adapter", plain: list[PlainLayer] | None) -> torch.Te
     rows = Rows.span(0, 3, adapter.device)
     kv = adapter.new_kv(3)
     adapter._plain = plain
-    return adapter.run_layer(0, adapter.embed(tokens), rows, kv, adapter.rope.tables(3))
+    return run_layer(adapter, 0, adapter.embed(tokens), rows, kv, adapter.rope.tables(3))
 
 
 def _is_same(

@@ -18,6 +18,7 @@ from ragkv.runtime import no_check
 from .adapter import Adapter
 from .families import ADAPTERS
 from .fingerprint import flattens
+from .layer_views import run_layer
 from .promptkv import PromptKV
 from .recording import Recording
 from .rows import Pause, Rows
@@ -163,7 +164,7 @@ def full_pass(
     tables = adapter.rope.tables(stop, start)
     hidden = adapter.embed(token_ids)
     for layer in range(adapter.layer_count):
-        hidden = adapter.run_layer(layer, hidden, rows, kv, tables, record)
+        hidden = run_layer(adapter, layer, hidden, rows, kv, tables, record)
         between()
     kv.length = stop
     return hidden

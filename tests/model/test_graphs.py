@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from ragkv.model import Adapter, Rows
+from ragkv.model import Adapter, Rows, run_layer
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.device.graphs import MOST_BUCKET, Graphs, Replay, bucket
 from ragkv.model.families import ADAPTERS
@@ -45,7 +45,7 @@ def last_hidden(adapter: Adapter, rows: int) -> torch.Tensor:
     place = Rows.span(0, rows, adapter.device)
     hidden = adapter.embed(torch.tensor(tiny_models.tokens(rows)))
     for layer in range(adapter.layer_count):
-        hidden = adapter.run_layer(layer, hidden, place, kv, tables)
+        hidden = run_layer(adapter, layer, hidden, place, kv, tables)
     return hidden
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ragkv import KCacheConfig
 from ragkv.errors import ConfigError
-from ragkv.model import Adapter, PromptKV, Rows, adapt, full_pass
+from ragkv.model import Adapter, PromptKV, Rows, adapt, full_pass, run_layer
 from ragkv.model.attention import whole_blocks
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.kcache import HostValues, OffloadedKV, Offloading, attend_top, choose
@@ -155,7 +155,7 @@ def test_during_prefill_at_most_one_more_layer_of_values_is_on_the_device() -> N
     held = []
     with torch.no_grad():
         for layer in range(4):
-            hidden = adapter.run_layer(layer, hidden, rows, kv, adapter.rope.tables(PROMPT))
+            hidden = run_layer(adapter, layer, hidden, rows, kv, adapter.rope.tables(PROMPT))
             held.append(kv.device_bytes)
             kv.finish_prefill(layer, PROMPT)
     # K; V of the resident layer, of another one

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from ragkv import Engine
 from ragkv.errors import CancelledError
-from ragkv.model import Rows, adapt, attention, layers, rows
+from ragkv.model import Rows, adapt, attention, layers, rows, run_layer
 from ragkv.model.promptkv import PromptPart
 from ragkv.runtime import no_check
 from tests import tiny_models
@@ -68,7 +68,7 @@ def test_a_layer_of_any_form_pauses_between_the_tiles_of_its_mlp(family: str) ->
         part = PromptPart(kv, rows, adapter.windows)
         step = adapter.joint_pass(0, [part], *tables.of("", rows), lambda: seen.append(1))
         paused = adapter.call_layer(0, hidden, rows, step)
-        whole = adapter.run_layer(0, hidden, rows, adapter.new_kv(30), tables)
+        whole = run_layer(adapter, 0, hidden, rows, adapter.new_kv(30), tables)
     assert torch.equal(paused, whole)
     assert len(seen) >= 4  # tiles of eight rows
     assert adapter._tiles.pause is no_check
