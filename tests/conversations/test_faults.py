@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 import torch
 
-from ragkv import Engine
+from ragkv import Answer, Engine
 from ragkv.conversations.history_blocks import HistoryBlocks
 from ragkv.conversations.manifest import _checksum
+from ragkv.prompt.history import SAVE_WAIT_S
 from tests import tiny_models
 from tests.engine.helpers import A, B, Q
 from tests.faults import os_error, raising
@@ -521,3 +522,17 @@ def test_history_is_never_read_as_a_chunk_nor_a_chunk_as_history(tmp_path: Path)
         assert files(tmp_path) == 1 + len(session.state.history.blocks)
         session.delete()
         assert engine.entries.warm([A]).present == 1
+
+
+def test_a_turn_that_ends_after_its_engine_was_closed_does_not_wait_for_storage(
+    engine: Engine,
+) -> None:
+    session = engine.session("s")
+    stream = engine.stream(question(0), [], session, max_new_tokens=24, min_new_tokens=24)
+    next(stream)
+    engine.close()
+    began_s = time.monotonic()
+    *_, answer = stream
+    assert isinstance(answer, Answer) and len(answer.token_ids) == 24
+    assert time.monotonic() - began_s < SAVE_WAIT_S / 2
+    assert any("blocks are not saved" in note for note in answer.reuse.notes)

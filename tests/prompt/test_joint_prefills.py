@@ -16,8 +16,11 @@ from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import SessionConfig
 from ragkv.errors import CancelledError, EntryDamagedError
 from ragkv.fusion.pipeline import HostPlacing
+from ragkv.runtime import Claim, FairLock
+from ragkv.scheduling.joint_prefills import JointPrefills
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, Q, close, engine_of, full_prefill
+from tests.faults import raising
 from tests.scheduling.helpers import until
 
 PROMPTS = {"attention": [B, A], "hkvd-gradual": [C, B, A], "first-k": [A, C, B, A]}
@@ -147,3 +150,14 @@ def test_a_pass_has_prompts_of_one_owner() -> None:
             notes = [got.reuse.notes for got in together(engine, asks)]
     several = ("computed in one pass with 1 other prompts",)
     assert notes == [several, (), several]
+
+
+def test_an_interrupt_while_others_are_taken_along_keeps_the_model_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lock = FairLock()
+    prefills = JointPrefills[str](lock)
+    monkeypatch.setattr(lock, "dismiss", raising(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        prefills.run("prompt", 1, Claim(), lambda _: None)
+    assert not lock.held

@@ -2,6 +2,7 @@
 a miss.
 """
 
+import itertools
 import logging
 import threading
 import time
@@ -291,6 +292,38 @@ class TestWaiting:
             close(engine.prefill(Q, [A]).logits, full_prefill(ids([A]))[0])
             assert engine.entries.retain([A]) == 0
         assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
+
+    def test_a_flush_ends_while_other_chunks_keep_coming(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        background = engine.entries.background
+        encode = background._encode
+        numbers = itertools.count()
+
+        def encode_and_miss_another(wanted: tuple[int, ...]) -> None:
+            encode(wanted)
+            number = next(numbers)
+            background.add((3 + number % 40, 3 + number // 40, *A))
+
+        monkeypatch.setattr(background, "_encode", encode_and_miss_another)
+        background.add(tuple(A))
+        flushing = begin(background.flush)
+        flushing.join(60)
+        assert not flushing.is_alive()
+        assert stored(engine, A) is not None
+
+    def test_a_chunk_for_which_no_thread_can_begin_stays_a_miss(
+        self, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        background = engine.entries.background
+        with monkeypatch.context() as full:
+            full.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
+            background.add(tuple(A))
+            background.flush()
+        assert "can't start new thread" in caplog.text and stored(engine, A) is None
+        background.add(tuple(A))
+        background.flush()
+        assert stored(engine, A) is not None
 
     def test_an_interrupted_flush_lets_chunks_wait_for_idle_time_again(
         self, engine: Engine, monkeypatch: pytest.MonkeyPatch
