@@ -101,9 +101,9 @@ class Engine(Closing):
         """The answer to `question` over `chunks`. Takes the options of `stream` and raises what it
         raises.
 
-        It returns later than the last event of `stream`: when the chunks that were missed are
-        stored, so that also the next process finds them, when another request comes, or when the
-        deadline passes. Who times answers takes `stream`.
+        Before it returns, it waits until the missed chunks are stored, so that the next process
+        finds them, too. It waits no longer than until another request comes or the deadline
+        passes. To measure the time of an answer, use `stream`.
         """
         request = self.parts.intake.answer_request(question, chunks, options)
         *_, answer = self._events(request, session)

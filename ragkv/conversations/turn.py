@@ -137,9 +137,7 @@ class Turn(Closing):
         return conversation_group(self._session.session_id)
 
     def _save(self, cuts: Iterable[CutBlock]) -> None:
-        """Hand blocks to the writer, before whose first one the store's policies learn of the
-        turn.
-        """
+        """Hand blocks to the writer. Before the first block the store's policies learn of the turn."""
         for cut in cuts:
             if not self._handover.keys and self._made is not None:
                 self._session.sessions.blocks.writer.turn_ended(self._policy_turn(self._made))

@@ -55,8 +55,8 @@ class PreparedPrompt:
         most_rows: int,
         check: Check,
     ) -> None:
-        """`forced` are positions that no selector chose. `most_rows` is how many a layer computes at most.
-        What `check` raises ends this prompt's part.
+        """No selector chose the positions `forced`. A layer computes at most `most_rows` rows. An error
+        that `check` raises ends this prompt's part.
         """
         self.steps = steps
         self.forced = forced

@@ -168,7 +168,9 @@ class LayerReader(Closing):
         kv: PromptKV,
         record: Recording | None,
     ) -> Placing:
-        """What places the layers of `spans`, one per lease, in `kv`. `record` gets their raw KV."""
+        """Returns an object that places the layers of `spans` in `kv`. There is a span for each lease.
+        `record` gets their raw KV.
+        """
         return HostPlacing(self, adapter, tables, spans, kv, record)
 
     def take(self, layer: int) -> None:

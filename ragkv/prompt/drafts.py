@@ -33,9 +33,10 @@ class Drafts:
         self._indexed = 0
         self._most = most
         self._length = FIRST_DRAFTS
-        self._plain_s = 0.0  # of a step without drafts; 0 before the first one
-        self._lost_s = 0.0  # by all steps with drafts together
-        # by the next one if its drafts are wrong: the least that one took longer than `_plain_s`
+        self._plain_s = 0.0  # time of a step without drafts; 0 before the first such step
+        self._lost_s = 0.0  # time that all steps with drafts lost so far
+        # Time that the next step with drafts loses if all of them are wrong: the least by which a
+        # step with drafts took longer than a step without.
         self._risk_s = 0.0
         self.proposed = self.accepted = 0
 

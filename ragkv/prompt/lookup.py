@@ -37,9 +37,9 @@ class Lookup:
     ) -> Plan:
         """The plan of a request's prompt, its leases opened on `leases`.
 
-        An entry in `damaged` counts as a cache miss. A chunk that another request missed is waited
-        for while it is encoded, unless this request looks `again`: then the chunk is one that it
-        missed itself. Raises what the task's claim raises meanwhile.
+        An entry in `damaged` counts as a cache miss. If a chunk is being encoded because another
+        request missed it, this request waits for it. If it looks `again`, it does not wait: it may
+        have missed that chunk itself. Raises what the task's claim raises meanwhile.
         """
         prompt = task.prompt
         method = task.request.method

@@ -40,9 +40,10 @@ class PrefixBlocks:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def keeper(self) -> Keep:
-        """What keeps the blocks of a request, which asks before it looks anything up.
+        """Returns a function that keeps the blocks of a request. The request asks for it before it
+        looks anything up.
 
-        It keeps none if a chunk was deleted since: that may be in any of them.
+        If a chunk is deleted after that, the function keeps no block: the chunk may be in any block.
         """
         return partial(self._keep, self._deletions)
 

@@ -1,8 +1,8 @@
 """The index: documents go in, and the passages that match a query come out.
 
-An `Index` is one SQLite file (`index_file.py`), the texts that rankings read of it (`retrievers.py`),
-what is listed of it (`index_contents.py`), and the writer that changes it (`ingestion.py`). It knows
-no models, tokenizers or KV.
+An `Index` is one SQLite file (`index_file.py`). Rankings read its texts (`retrievers.py`), lists its
+documents and passages (`index_contents.py`), and a writer changes it (`ingestion.py`). It knows no
+models, tokenizers or KV.
 """
 
 import logging

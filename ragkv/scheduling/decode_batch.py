@@ -29,11 +29,11 @@ from ragkv.runtime import Closing, FairLock, Wait, openmp
 
 log = logging.getLogger(__name__)
 
-# The share of the last step's time that a leader waits for the requests that were served in it and
-# will ask again. Without it the first request steps alone and the others together, so the mean
-# batch is half as large.
+# The thread that runs a step first waits for the requests of the last step, which will ask again:
+# at most this share of that step's time. Without the wait the first request steps alone and the
+# others together, so the mean batch is half as large.
 PATIENCE = 0.125
-# So many rows of a step are of any tenant; behind them come those of the tenant whose turn it is.
+# A step has this number of rows of any tenant. Behind them come rows of the tenant whose turn it is.
 SHARED_ROWS = 4
 # The most rows of a step with drafts; in 16 bits on a CPU it is `FEW_ROWS`, because more read other
 # copies of weights.

@@ -48,9 +48,9 @@ class JointPrefills(Generic[P]):
         """Return when a pass with `prompt` is over. Raises what `claim.check` raises while it
         waits.
 
-        `compute` is called under the lock with `prompt`, and with others as long as all have at
-        most `JOINT_ROWS` rows together. It must set a result or an error on every one; one that has
-        neither is tried again by its own thread. What it raises is raised on this thread.
+        `compute` is called under the lock, with `prompt` and other prompts. All of them have at most
+        `JOINT_ROWS` rows together. `compute` must set a result or an error on every prompt. If it
+        sets neither, the prompt's own thread tries again. This thread raises what `compute` raises.
         """
         own = _WaitingPrompt(prompt, rows, claim.owner)
         with self._guard:

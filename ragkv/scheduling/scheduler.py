@@ -116,11 +116,10 @@ class Scheduler:
         tokens: int = JOINT_TOKENS,
         hint: Callable[[], PrefetchHint] = PrefetchHint,
     ) -> Iterator[None]:
-        """Wait to be admitted. Only a request that has to wait makes its `hint`; the store knows it
-        until the block ends.
+        """Wait to be admitted; the prompt has `tokens` tokens. Only a request that has to wait makes
+        its `hint`, and the store knows the hint until the block ends.
 
-        Raises what `claim.check` raises, and `QueueFullError` at once if too many wait. `tokens`:
-        of the prompt.
+        Raises what `claim.check` raises, and `QueueFullError` at once if too many wait.
         """
         claim.check()
         admission = _Admission(tokens)

@@ -1,7 +1,7 @@
-"""What stands before a chunk while it is encoded, the application's prefix and a neutral text, and
-the KV of it.
+"""The text before a chunk while the chunk is encoded, and the KV of that text: the application's
+prefix, and a neutral text.
 
-The KV of a prefix is also what prompts reuse of it.
+Prompts reuse the same KV of the prefix.
 """
 
 import logging
