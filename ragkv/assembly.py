@@ -179,16 +179,16 @@ def assembled(
             profiler.start()
         opened.pop_all()
     return Parts(
-        intake=intake,
-        store=store,
-        scheduler=scheduler,
-        idle_time=idle_time,
-        fusor=fusor,
-        controller=controller,
-        profiler=profiler,
-        conversations=conversations,
-        entries=entries,
-        backend=backend,
+        intake,
+        store,
+        scheduler,
+        idle_time,
+        fusor,
+        controller,
+        profiler,
+        conversations,
+        entries,
+        backend,
     )
 
 

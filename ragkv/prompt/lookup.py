@@ -45,25 +45,25 @@ class Lookup:
         method = task.request.method
         frequencies = self._frequencies(prompt)
 
-        def found_of(span: Span) -> Span:
+        def looked_up(span: Span) -> Span:
             lease = self._lease(prompt, span, damaged)
             if span.kind is SpanKind.PREFIX or lease is None:
                 return replace(span, lease=lease)
             leases.callback(lease.close)
             return replace(span, lease=self._of_this_model(lease))
 
-        spans = wanted_spans(prompt, method, frequencies)
-        found = [found_of(span) for span in spans]
-        missed = _missed_ids(prompt, found)
+        wanted = wanted_spans(prompt, method, frequencies)
+        spans = [looked_up(span) for span in wanted]
+        missed = _missed_ids(prompt, spans)
         if missed and not again and self.background.finish(missed.values(), task.claim.check):
-            found = [found_of(span) if span.chunk in missed else span for span in found]
-            missed = _missed_ids(prompt, found)
+            spans = [looked_up(span) if span.chunk in missed else span for span in spans]
+            missed = _missed_ids(prompt, spans)
         for ids in missed.values():
             self.background.add(ids)  # now, so that a later deletion cancels it
         plan = plan_of(
             prompt,
             method,
-            found,
+            spans,
             frequencies,
             damaged={chunk for chunk, ids in missed.items() if self.identity.key(ids) in damaged},
             earlier=self.prefix_blocks.find(prompt, frequencies)
@@ -104,10 +104,10 @@ class Lookup:
         return lease if shape == self.adapter.kv_shape else None
 
 
-def _missed_ids(prompt: Prompt, found: Sequence[Span]) -> dict[int, tuple[int, ...]]:
+def _missed_ids(prompt: Prompt, spans: Sequence[Span]) -> dict[int, tuple[int, ...]]:
     """The stored ids of the chunks, by their index, that are wanted and have no lease."""
     return {
         span.chunk: prompt.chunks[span.chunk].stored_ids
-        for span in found
+        for span in spans
         if span.chunk is not None and span.is_missed
     }

@@ -116,14 +116,14 @@ def _inexact_state(block: Block, method: Method) -> SpanState:
 def plan_of(
     prompt: Prompt,
     method: Method,
-    found: Sequence[Span],
+    looked_up: Sequence[Span],
     frequencies: str,
     *,
     damaged: AbstractSet[int] = frozenset(),
     earlier: Sequence[Lease] = (),
     away: Sequence[str] = (),
 ) -> Plan:
-    """The plan of a prompt of which `found` are the wanted runs, each with its lease if it is stored.
+    """The plan of a prompt of which `looked_up` are the wanted runs, each with its lease if it is stored.
 
     The entries of the chunks `damaged` were found damaged by this request. `earlier` are exact
     blocks of earlier prompts, from the history's end on. `away` are kinds of storage that do not
@@ -131,12 +131,12 @@ def plan_of(
     """
     lost = {
         span.block: span.why or Why.LOST
-        for span in found
+        for span in looked_up
         if span.block is not None and span.lease is None and method.reuse != "none"
     }
-    missed = tuple(span.chunk for span in found if span.chunk is not None and span.is_missed)
+    missed = tuple(span.chunk for span in looked_up if span.chunk is not None and span.is_missed)
     spans = list[Span]()
-    for span in found:
+    for span in looked_up:
         if span.kind is SpanKind.HISTORY:
             spans.append(_history(span, prompt, method))
         elif span.state is SpanState.COMPUTED or span.kind is SpanKind.PREFIX:
