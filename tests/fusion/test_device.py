@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers
 
+from ragkv.config import SELECTORS
 from ragkv.fusion import (
-    SELECTORS,
     Plan,
     Readers,
     Span,

@@ -51,7 +51,7 @@ def readers() -> Iterator[Readers]:
         yield readers
 
 
-def taken(reader: LayerReader, layer: int) -> torch.Tensor:
+def first_slice(reader: LayerReader, layer: int) -> torch.Tensor:
     """The slice of the first lease."""
     reader.take(layer)
     return reader.slices[0]
@@ -149,7 +149,7 @@ def test_raw_entries_in_memory_are_read_in_place_and_encoded_ones_into_a_buffer(
         lease = tier.lease(entry.info.identity, entry.info.token_ids)
         assert lease is not None
         with lease, LayerReader([lease], LAYERS, 2, readers, CPU) as reader:
-            pieces = [taken(reader, layer) for layer in range(LAYERS)]
+            pieces = [first_slice(reader, layer) for layer in range(LAYERS)]
             buffers = {piece.data_ptr() for piece in pieces}
             assert reader.bytes_by_tier() == {"memory": lease.stored_bytes}
         if codec == "raw":
@@ -163,7 +163,7 @@ def test_a_request_reuses_the_buffer_of_a_finished_request_and_never_that_of_a_r
     readers: Readers,
 ) -> None:
     def places(reader: LayerReader) -> set[int]:
-        return {taken(reader, layer).data_ptr() for layer in range(LAYERS)}
+        return {first_slice(reader, layer).data_ptr() for layer in range(LAYERS)}
 
     with LayerReader([FakeLease()], LAYERS, 2, readers, CPU) as reader:
         first = places(reader)
