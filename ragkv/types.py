@@ -30,11 +30,6 @@ class Chunk:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     __repr__ = brief
 
-    @property
-    def stored_ids(self) -> tuple[int, ...]:
-        """The ids under which its KV is stored."""
-        return self.token_ids
-
     def __len__(self) -> int:
         return len(self.token_ids)
 
@@ -50,11 +45,6 @@ class Excerpt(Chunk):
     whole: tuple[int, ...] = ()  # the ids of the stored chunk
     offset: int = 0  # how many of them stand before this part
     __repr__ = brief
-
-    @property
-    def stored_ids(self) -> tuple[int, ...]:
-        """The ids under which its KV is stored."""
-        return self.whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import pytest
 
 import ragkv
 from ragkv import errors, retrieval
+from ragkv.entries import Entries
 from ragkv.model.decode.sampling import SETTINGS
 from ragkv.prompt import AnswerOptions, PrefillOptions
 
@@ -83,12 +84,14 @@ def test_the_engines_methods_keep_their_parameters() -> None:
         assert parameters(name) == ["question", "chunks", "session", "options"]
     assert parameters("append") == ["session", "question", "answer", "chunks", "options"]
     options = {"ratio", "selector", "reuse", "separator", "deadline_s", "cancel", "raw", "title"}
-    assert set(PrefillOptions.__annotations__) == options
+    assert set(PrefillOptions.__annotations__) == options | {"claim"}
     assert {"max_new_tokens", "stop", "seed", "on_prefill", "temperature"} < set(
         AnswerOptions.__annotations__
     )
-    for name in ("answer", "warm", "session", "delete", "stats", "close"):
+    for name in ("answer", "session", "stats", "close"):
         assert callable(getattr(ragkv.Engine, name))
+    for name in ("warm", "delete"):
+        assert callable(getattr(Entries, name))
 
 
 def test_every_generation_setting_that_takes_effect_is_an_option() -> None:

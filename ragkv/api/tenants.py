@@ -63,7 +63,7 @@ class Tenant(Closing):
         ahead of the model.
         """
         with acquired(self._preparing, check):
-            self.engine.parts.idle_time.wait_for_room(check)
+            self.engine.parts.scheduler.wait_for_room(check)
             yield
 
     def unread_passages(self, check: Check) -> tuple[str, ...]:

@@ -117,8 +117,8 @@ def _found(
             Index(home / "index", embedder=embedder, read_only=True) as index,
         ):
             hits = index.search(query, k, retriever=retriever, where=filters)
-            if retriever != "bm25" and index.notice:
-                print_note(index.notice)
+            if retriever != "bm25" and index.writer.notice:
+                print_note(index.writer.notice)
     return hits
 
 

@@ -114,8 +114,8 @@ def ingest(
         except CancelledError as error:
             print_note(str(error))
             raise typer.Exit(INTERRUPTED) from None
-        if rag.index.notice:
-            print_note(rag.index.notice)
+        if rag.index.writer.notice:
+            print_note(rag.index.writer.notice)
     seconds = time.monotonic() - began
     if as_json:
         _print_json(report, seconds)

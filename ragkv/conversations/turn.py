@@ -1,21 +1,26 @@
 """A turn of a conversation while it runs (CachedAttention section 3.1).
 
-A turn never changes the history that it reads. It hands blocks of new KV to the block writer while
-they are made. Once the answer is complete, the turn becomes part of the history in one step. A turn
-that fails or is abandoned leaves the session as it was, and its blocks are deleted. The planner
-decides which blocks are exact.
+A turn never changes the history that it reads. `BlockCutter` cuts new KV into blocks while it is
+made, and `Handover` gives them to the block writer. Once the answer is complete, the turn becomes
+part of the history in one step. A turn that fails or is abandoned leaves the session as it was, and
+its blocks are deleted. The planner decides which blocks are exact.
 """
 
+import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ragkv.prompt import PromptReport, Task, TurnKV
+import torch
+
+from ragkv.prompt import Prompt, PromptReport, Task, TurnKV
 from ragkv.prompt.history import (
     SAVE_WAIT_S,
+    Block,
+    Chain,
     History,
     Part,
     PartKind,
@@ -24,14 +29,153 @@ from ragkv.prompt.history import (
 )
 from ragkv.runtime import Claim, Closing
 from ragkv.runtime.waiting import POLL_S
-from ragkv.store import EntryKey, TurnSize, conversation_group
+from ragkv.store import EntryKey, TurnSize, conversation_group, ids_digest
 from ragkv.types import Answer, TokenEvent
 
-from .block_cutter import BlockCutter, CutBlock
 from .session import Session
 
 if TYPE_CHECKING:
     from .history_blocks import HistoryBlocks
+
+
+class CutBlock(NamedTuple):
+    """A block with its KV."""
+
+    block: Block
+    kv: torch.Tensor  # (L, 2, G, T, D), a view of what the turn recorded
+
+
+class BlockCutter:
+    """The blocks of one turn's prompt and answer, which grow from the front."""
+
+    def __init__(self, prompt: Prompt, made: TurnKV, block_tokens: int, next_index: int) -> None:
+        """`next_index` is the number of the first new block."""
+        self._made = made
+        self._block_tokens = block_tokens
+        self._next_index = next_index
+        self._prefix_digest = ids_digest(prompt.prefix)
+        self._chain = Chain(prompt.prefix)
+        # in the context of inexact blocks, so that only this session finds them
+        self._taint = secrets.token_hex(16)
+        self._past = prompt.blocks
+        self.blocks: list[Block] = []  # so far, from the beginning of the history on
+        self.at = len(prompt.prefix)  # the position behind them
+
+    def past(self, token_ids: Sequence[int]) -> Iterator[CutBlock]:
+        """The blocks of the prompt's history that were computed again. `token_ids` are the
+        prompt's.
+        """
+        for number, block in enumerate(self._past):
+            if number in self._made.recomputed_blocks:
+                cut = self._cut(token_ids, self.at + len(block), block.index)
+                block = cut.block
+                yield cut
+            self._append(block)
+
+    def complete(self, token_ids: Sequence[int]) -> Iterator[CutBlock]:
+        """New blocks that are complete. `token_ids` are those of the prompt and of the answer so
+        far.
+        """
+        made = self._made
+        while True:
+            stop = self.at + self._block_tokens
+            if self.at < made.exact_until < stop:  # so that what is exact has a block of its own
+                stop = made.exact_until
+            if self._recorded_to(token_ids) < stop:
+                return
+            yield self._new(token_ids, stop)
+
+    def rest(self, token_ids: Sequence[int]) -> Iterator[CutBlock]:
+        """What is left once all tokens are known: complete blocks, then a shorter one."""
+        yield from self.complete(token_ids)
+        # it is exact all through, or not at all: a complete block ended at the bound
+        if self.at < (stop := self._recorded_to(token_ids)):
+            yield self._new(token_ids, stop)
+
+    def _recorded_to(self, token_ids: Sequence[int]) -> int:
+        return min(self._made.record.filled_to, len(token_ids))
+
+    def _new(self, token_ids: Sequence[int], stop: int) -> CutBlock:
+        cut = self._cut(token_ids, stop, self._next_index)
+        self._next_index += 1
+        self._append(cut.block)
+        return cut
+
+    def _append(self, block: Block) -> None:
+        self.blocks.append(block)
+        self.at += len(block)
+        self._chain.add(block.kept_ids)
+
+    def _cut(self, token_ids: Sequence[int], stop: int, index: int) -> CutBlock:
+        """The tokens from `at` to `stop` as block number `index`."""
+        made = self._made
+        ids = tuple(token_ids[self.at : stop])
+        is_exact = stop <= made.exact_until
+        block = Block(
+            self._chain.context(made.frequencies, "" if is_exact else self._taint),
+            self._prefix_digest,
+            made.frequencies,
+            token_ids=ids,
+            index=index,
+            start=0,
+            stop=len(ids),
+            fused=made.fused and not is_exact,
+        )
+        first = made.record.start
+        return CutBlock(block, made.record.kv[:, :, :, self.at - first : stop - first])
+
+
+class Handover:
+    """Hands the blocks of a turn to the block writer, and keeps those for which it has no room."""
+
+    def __init__(self, blocks: "HistoryBlocks", group: str, claim: Claim) -> None:
+        """`group` is that of the conversation. Once `claim` is over, no room is waited for."""
+        self._blocks = blocks
+        self._group = group
+        self._claim = claim
+        self.keys: list[EntryKey] = []  # of all blocks so far
+        self._waiting: deque[CutBlock] = deque()  # not handed over yet
+
+    def add(self, cut: CutBlock) -> None:
+        """Hand over one more block, as soon as there is room."""
+        self.keys.append(self._blocks.writer.key(cut.block))
+        self._waiting.append(cut)
+        self._hand_over(0.0)
+
+    def finish(self) -> tuple[str, ...]:
+        """Wait for room for the blocks that are left, at most `SAVE_WAIT_S`; notes say how long, and
+        how many blocks are lost.
+        """
+        if not self._waiting:
+            return ()
+        began = time.monotonic()
+        self._hand_over(SAVE_WAIT_S)
+        waited = (
+            f"the turn's end waited {time.monotonic() - began:.1f} s for storage to take "
+            "its history"
+        )
+        if not self._waiting:
+            return (waited,)
+        return (
+            f"{waited}; {len(self._waiting)} blocks are not saved, and the next turn computes "
+            "them again",
+        )
+
+    def _hand_over(self, wait_s: float) -> None:
+        """Give the writer the blocks that it has room for, in order; for room, wait at most
+        `wait_s` in all.
+        """
+        until = time.monotonic() + wait_s
+        while self._waiting:
+            left_s = until - time.monotonic()
+            tried_until = time.monotonic() + min(max(0.0, left_s), POLL_S)
+            cut = self._waiting[0]
+            if self._blocks.save(*cut, self._group, tried_until - time.monotonic()):
+                self._waiting.popleft()
+            elif left_s <= 0.0 or self._claim.is_over or self._blocks.writer.is_closed:
+                return
+            else:  # its thread could not begin, which is no wait
+                time.sleep(max(0.0, tried_until - time.monotonic()))
 
 
 class Turn(Closing):
@@ -191,59 +335,6 @@ class Turn(Closing):
             Part(PartKind.BETWEEN, between, turn),
         ]
         return tuple(part for part in parts if len(part))
-
-
-class Handover:
-    """Hands the blocks of a turn to the block writer, and keeps those for which it has no room."""
-
-    def __init__(self, blocks: "HistoryBlocks", group: str, claim: Claim) -> None:
-        """`group` is that of the conversation. Once `claim` is over, no room is waited for."""
-        self._blocks = blocks
-        self._group = group
-        self._claim = claim
-        self.keys: list[EntryKey] = []  # of all blocks so far
-        self._waiting: deque[CutBlock] = deque()  # not handed over yet
-
-    def add(self, cut: CutBlock) -> None:
-        """Hand over one more block, as soon as there is room."""
-        self.keys.append(self._blocks.writer.key(cut.block))
-        self._waiting.append(cut)
-        self._hand_over(0.0)
-
-    def finish(self) -> tuple[str, ...]:
-        """Wait for room for the blocks that are left, at most `SAVE_WAIT_S`; notes say how long, and
-        how many blocks are lost.
-        """
-        if not self._waiting:
-            return ()
-        began = time.monotonic()
-        self._hand_over(SAVE_WAIT_S)
-        waited = (
-            f"the turn's end waited {time.monotonic() - began:.1f} s for storage to take "
-            "its history"
-        )
-        if not self._waiting:
-            return (waited,)
-        return (
-            f"{waited}; {len(self._waiting)} blocks are not saved, and the next turn computes "
-            "them again",
-        )
-
-    def _hand_over(self, wait_s: float) -> None:
-        """Give the writer the blocks that it has room for, in order; for room, wait at most
-        `wait_s` in all.
-        """
-        until = time.monotonic() + wait_s
-        while self._waiting:
-            left_s = until - time.monotonic()
-            tried_until = time.monotonic() + min(max(0.0, left_s), POLL_S)
-            cut = self._waiting[0]
-            if self._blocks.save(*cut, self._group, tried_until - time.monotonic()):
-                self._waiting.popleft()
-            elif left_s <= 0.0 or self._claim.is_over or self._blocks.writer.is_closed:
-                return
-            else:  # its thread could not begin, which is no wait
-                time.sleep(max(0.0, tried_until - time.monotonic()))
 
 
 def _blocks(start: int, stop: int, exact_until: int, size: int) -> int:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -32,6 +32,11 @@ from ragkv.runtime import Closing, openmp
 from ragkv.store import Lease
 
 from .plan import Span
+
+if TYPE_CHECKING:
+    from .device.placing import DevicePlacing
+
+Placing: TypeAlias = "HostPlacing | DevicePlacing"
 
 MOST_BYTES = 256 * 1024**2  # of one request's read buffers, whatever was measured
 UNMEASURED = 2  # layers read ahead before the first measurement
@@ -95,29 +100,6 @@ class Readers(Closing):
         self._reusable.clear()
 
 
-class Placing(Protocol):
-    """Puts stored KV at the positions of its spans in a prompt's KV."""
-
-    seconds: float  # spent on it so far, without waiting for what is read
-
-    @property
-    def positions(self) -> torch.Tensor:
-        """Those of the N tokens that are placed, (N,) on the host."""
-        ...
-
-    def place(self, layer: int) -> None:
-        """Wait until `layer` is read, and put it in place with rotated keys. Must be called for every
-        layer in ascending order. Raises `EntryDamagedError`.
-        """
-        ...
-
-    def stored(self, index: torch.Tensor) -> torch.Tensor:
-        """Stored keys and values (2, G, C, D) of the tokens of `index` (C,) in the layer placed
-        last.
-        """
-        ...
-
-
 class LayerReader(Closing):
     """Reads the slices of several leases for one request, layer by layer."""
 
@@ -167,7 +149,7 @@ class LayerReader(Closing):
         spans: Sequence[Span],
         kv: PromptKV,
         record: Recording | None,
-    ) -> Placing:
+    ) -> "Placing":
         """Returns an object that places the layers of `spans` in `kv`. There is a span for each lease.
         `record` gets their raw KV.
         """
@@ -260,7 +242,7 @@ class LayerReader(Closing):
 
 
 class HostPlacing:
-    """Places slices on a host."""
+    """Puts slices at the positions of their spans in a prompt's KV. `DevicePlacing` does on a device."""
 
     def __init__(
         self,
@@ -278,9 +260,12 @@ class HostPlacing:
         self._kv = kv
         self._record = record
         self._rotations: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # by kind of table
-        self.seconds = 0.0
+        self.seconds = 0.0  # spent on placing, without waiting for what is read
 
     def place(self, layer: int) -> None:
+        """Wait until `layer` is read, and put it in place with rotated keys. Must be called for every
+        layer in ascending order. Raises `EntryDamagedError`.
+        """
         self._reader.take(layer)
         if not self._spans:
             return
@@ -301,9 +286,13 @@ class HostPlacing:
 
     @property
     def positions(self) -> torch.Tensor:
+        """Those of the N tokens that are placed, (N,) on the host."""
         return torch.cat([torch.arange(span.start, span.stop) for span in self._spans])
 
     def stored(self, index: torch.Tensor) -> torch.Tensor:
+        """Stored keys and values (2, G, C, D) of the tokens of `index` (C,) in the layer placed
+        last.
+        """
         return torch.cat(self._parts, dim=2).index_select(2, index)
 
     def _rotation(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ from .intake import MAX_LOGPROBS, Intake
 from .lookup import Lookup
 from .prefill import Prefiller
 from .prefix_blocks import PrefixBlocks
-from .prompt import Prompt, Task
+from .prompt import Prompt, Task, stored_ids
 from .request import (
     AnswerOptions,
     ChunkLike,
@@ -45,4 +45,5 @@ __all__ = [
     "Task",
     "TurnKV",
     "cite",
+    "stored_ids",
 ]

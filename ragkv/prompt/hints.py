@@ -7,7 +7,7 @@ from ragkv.store import HintedEntry, Identity, PrefetchHint, conversation_group,
 
 from .lookup import Lookup
 from .planning import wanted_spans
-from .prompt import Task
+from .prompt import Task, stored_ids
 
 
 def hint_of(lookup: Lookup, task: Task) -> PrefetchHint:
@@ -30,5 +30,5 @@ def hint_of(lookup: Lookup, task: Task) -> PrefetchHint:
             group = conversation_group(task.session_id)
             entries.append(hinted(identity, block.token_ids, group))
         elif span.chunk is not None:
-            entries.append(hinted(lookup.identity, prompt.chunks[span.chunk].stored_ids))
+            entries.append(hinted(lookup.identity, stored_ids(prompt.chunks[span.chunk])))
     return PrefetchHint(tuple(entries))

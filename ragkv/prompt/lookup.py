@@ -15,7 +15,7 @@ from ragkv.store import EntryKey, Identity, Lease, MemoryLease, Store
 
 from .planning import plan_of, wanted_spans
 from .prefix_blocks import PrefixBlocks
-from .prompt import Prompt, Task
+from .prompt import Prompt, Task, stored_ids
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +87,7 @@ class Lookup:
             block = prompt.blocks[span.block]
             return None if writer.key(block) in damaged else writer.lease(block)
         if span.chunk is not None:
-            ids = prompt.chunks[span.chunk].stored_ids
+            ids = stored_ids(prompt.chunks[span.chunk])
             is_damaged = self.identity.key(ids) in damaged
             return None if is_damaged else self.store.lease(self.identity, ids)
         prefix = self.prefix
@@ -107,7 +107,7 @@ class Lookup:
 def _missed_ids(prompt: Prompt, spans: Sequence[Span]) -> dict[int, tuple[int, ...]]:
     """The stored ids of the chunks, by their index, that are wanted and have no lease."""
     return {
-        span.chunk: prompt.chunks[span.chunk].stored_ids
+        span.chunk: stored_ids(prompt.chunks[span.chunk])
         for span in spans
         if span.chunk is not None and span.is_missed
     }

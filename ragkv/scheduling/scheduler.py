@@ -21,6 +21,7 @@ from ragkv.config import SchedulerConfig
 from ragkv.errors import CancelledError, DeadlineError, QueueFullError, RagKVError
 from ragkv.model import Adapter
 from ragkv.runtime import Check, Claim, FairLock, ThreadChoice, no_check
+from ragkv.runtime.waiting import POLL_S
 from ragkv.store import Prefetcher, PrefetchHint
 
 from .decode_batch import DecodeBatch
@@ -30,6 +31,8 @@ from .queue_stats import QueueStats
 # Short prompts are admitted beyond `workers` while all admitted prompts together have at most so
 # many tokens. They plan and read ahead, and then share a pass.
 JOINT_TOKENS = 8192
+# So many requests of one tenant are prepared while other tenants compute.
+PREPARED_AHEAD = 4
 
 
 class SharedCompute:
@@ -140,6 +143,23 @@ class Scheduler:
             if hinted is not None:
                 self._prefetcher.left(hinted)
             self._leave(admission)
+
+    def wait_for_room(self, check: Check) -> None:
+        """Return when the next prompt should be prepared. What `check` raises ends the wait.
+
+        While other tenants have requests, only a few requests of one tenant wait for the model.
+        """
+        changed = self._compute.changed
+        while True:
+            with changed:
+                if changed.wait_for(self._may_prepare, POLL_S):
+                    return
+            check()
+
+    def _may_prepare(self) -> bool:
+        """Needs the model's `changed`."""
+        others = self._compute.requests.keys() - {self.owner}
+        return not others or len(self._running) + len(self._waiting) < PREPARED_AHEAD
 
     @contextmanager
     def computing(self, check: Check = no_check) -> Iterator[None]:

@@ -50,7 +50,7 @@ class JobQueue(Generic[E]):
     _entries: dict[EntryKey, Job[E]] = field(default_factory=dict, init=False)
     _pending_bytes: int = field(default=0, init=False)  # of waiting jobs and the running one
     _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
-    _closing: bool = field(default=False, init=False)
+    is_closed: bool = field(default=False, init=False)  # it takes no more jobs
     _thread: threading.Thread | None = field(default=None, init=False)
 
     @property
@@ -58,11 +58,6 @@ class JobQueue(Generic[E]):
         """Bytes held by jobs that are not done."""
         with self._changed:
             return self._pending_bytes
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it takes no more jobs."""
-        return self._closing
 
     @property
     def is_current(self) -> bool:
@@ -82,7 +77,10 @@ class JobQueue(Generic[E]):
             return waits_alone or self._pending_bytes + job.size_bytes <= self.capacity_bytes
 
         with self._changed:
-            if not self._changed.wait_for(lambda: self._closing or fits(), wait_s) or self._closing:
+            if (
+                not self._changed.wait_for(lambda: self.is_closed or fits(), wait_s)
+                or self.is_closed
+            ):
                 return False
             if self._thread is None:
                 thread = threading.Thread(target=self._work, name=self.name, daemon=True)
@@ -141,7 +139,7 @@ class JobQueue(Generic[E]):
     def close(self) -> None:
         """Finish the waiting jobs and stop. Twice is harmless."""
         with self._changed:
-            self._closing = True
+            self.is_closed = True
             self._changed.notify_all()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -179,7 +177,7 @@ class JobQueue(Generic[E]):
 
     def _next(self) -> Job[E] | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._jobs or self._closing)
+            self._changed.wait_for(lambda: self._jobs or self.is_closed)
             if not self._jobs:
                 return None
             self._running = self._jobs.popleft()

@@ -15,7 +15,7 @@ from ragkv.conversations import Session
 from ragkv.engine import Engine
 from ragkv.errors import RagKVError, SessionConflictError
 from ragkv.fusion import Selection
-from ragkv.prompt import Prefill, PrefillOptions
+from ragkv.prompt import Prefill, PrefillOptions, stored_ids
 from ragkv.prompt.history import Block, History, Part, PartKind
 from ragkv.runtime import Closing, openmp
 from ragkv.types import Text
@@ -138,14 +138,14 @@ class FusingQueue(Closing):
     def _is_stored(self, job: PromptJob, found: FusedLayout, engine: Engine) -> bool:
         """Whether enough of the prompt has stored KV; else the job gets the reason."""
         chunks = [run for run in found.runs if not isinstance(run, Text)]
-        lacking = [run for run in chunks if not engine.entries.has(run.stored_ids)]
+        lacking = [run for run in chunks if not engine.entries.has(stored_ids(run))]
         stored = found.held + sum(map(len, chunks)) - sum(map(len, lacking))
         # up to the end of the last chunk
         wanted = found.held + (sum(map(len, found.runs)) if chunks else 0)
         if stored >= self._settings.least_reuse * wanted:
             return True
-        engine.entries.warm_soon([run.stored_ids for run in lacking])
-        job.missed = [len(run.stored_ids) for run in lacking]
+        engine.entries.warm_soon([stored_ids(run) for run in lacking])
+        job.missed = [len(stored_ids(run)) for run in lacking]
         job.why = f"only {stored} of {wanted} tokens up to the last chunk have stored KV"
         return False
 

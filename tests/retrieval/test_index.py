@@ -245,8 +245,8 @@ def test_without_an_embedder_bm25_works_alone_and_warns_once(
         assert not caplog.text, "who asks for BM25 is not warned of it"
         assert len(index.search("fish")) == 1
         index.search("fish")
-        assert index.notice is not None
-        assert "BM25 alone" in index.notice
+        assert index.writer.notice is not None
+        assert "BM25 alone" in index.writer.notice
     assert caplog.text.count("BM25 alone") == 1
 
 
@@ -256,12 +256,12 @@ def test_texts_ingested_without_an_embedder_get_their_vectors_at_the_next_ingest
     with Index(tmp_path, splitter=word_splitter()) as index:
         index.writer.ingest([A])
     with Index(tmp_path, splitter=word_splitter(), embedder=HashEmbedder()) as index:
-        assert index.notice is not None
-        assert "1 of 1 text found by BM25 only" in index.notice
+        assert index.writer.notice is not None
+        assert "1 of 1 text found by BM25 only" in index.writer.notice
         assert index.search("fish", retriever="dense") == []
         assert index.writer.ingest([A]).embedded_texts == 1
         assert len(index.search("fish", retriever="dense")) == 1
-        assert index.notice is None
+        assert index.writer.notice is None
 
 
 def test_a_different_embedder_is_refused_with_both_names(tmp_path: Path) -> None:

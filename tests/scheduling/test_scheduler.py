@@ -18,9 +18,8 @@ from ragkv.errors import CancelledError, DeadlineError, QueueFullError
 from ragkv.model import adapt
 from ragkv.prompt.constraints import ResponseFormat
 from ragkv.runtime import Claim, no_check
-from ragkv.scheduling import IdleTime, Scheduler, SharedCompute
-from ragkv.scheduling.idle_time import PREPARED_AHEAD
-from ragkv.scheduling.scheduler import JOINT_TOKENS
+from ragkv.scheduling import Scheduler, SharedCompute
+from ragkv.scheduling.scheduler import JOINT_TOKENS, PREPARED_AHEAD
 from ragkv.store import PrefetchHint
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, Q, engine_of, text_engine
@@ -48,7 +47,6 @@ class Queue:
         self.compute = SharedCompute(adapt(tiny_models.model("llama")))
         config = SchedulerConfig(**settings)
         self.scheduler = Scheduler(self.compute, config, self.listener, owner)
-        self.idle_time = IdleTime(self.compute, self.scheduler)
         self.order: list[int] = []
         self.errors: list[Exception] = []
         self.go = [threading.Event() for _ in range(20)]
@@ -373,10 +371,10 @@ def test_few_prompts_of_an_owner_are_prepared_ahead_while_another_owner_has_requ
     with other.request():
         for number in range(PREPARED_AHEAD + 1):
             # one of them was computed
-            queue.idle_time.wait_for_room(lambda: checks.append(queue.go[0].set()))
+            queue.scheduler.wait_for_room(lambda: checks.append(queue.go[0].set()))
             assert bool(checks) == (number == PREPARED_AHEAD)
             queue.ask(number, tokens=1)
-    queue.idle_time.wait_for_room(lambda: pytest.fail("no other owner has requests"))
+    queue.scheduler.wait_for_room(lambda: pytest.fail("no other owner has requests"))
     queue.end()
 
 
@@ -384,14 +382,14 @@ def test_few_prompts_of_an_owner_are_prepared_ahead_while_another_owner_has_requ
 def test_a_prompt_is_prepared_as_soon_as_a_request_ends(
     monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    monkeypatch.setattr("ragkv.scheduling.idle_time.POLL_S", 600.0)
+    monkeypatch.setattr("ragkv.scheduling.scheduler.POLL_S", 600.0)
     queue = Queue(owner="flood")
     other = Scheduler(queue.compute, SchedulerConfig(), Listener(), "other")
     with ExitStack() as running:
         running.enter_context(other.request())
         for number in range(PREPARED_AHEAD):
             queue.ask(number, tokens=1)
-        waiting = begin(lambda: queue.idle_time.wait_for_room(no_check))
+        waiting = begin(lambda: queue.scheduler.wait_for_room(no_check))
         waiting.join(0.2)
         assert waiting.is_alive()
         if by == "its own":

@@ -23,6 +23,7 @@ from ragkv.prompt import (
     SharedModel,
     StartedAnswer,
     Task,
+    stored_ids,
 )
 from ragkv.prompt.history import Part, PartKind
 from ragkv.scheduling import Scheduler
@@ -106,7 +107,7 @@ class VllmBackend:
         answer = self._server.report(name, check)
         report = self._report(task, answer, sent_s, first_token_s)
         if report.reuse.missed_chunks:
-            chunks = [one.stored_ids for one in prompt.chunks if not isinstance(one, Text)]
+            chunks = [stored_ids(one) for one in prompt.chunks if not isinstance(one, Text)]
             self._entries.warm_soon([ids for ids in chunks if not self._entries.has(ids)])
         return report, stream, first
 

@@ -28,7 +28,7 @@ from ragkv.api.settings import LimitsConfig, QueueConfig
 from ragkv.api.tenants import Tenant
 from ragkv.chat.template import Template
 from ragkv.runtime import Check
-from ragkv.scheduling import IdleTime
+from ragkv.scheduling import Scheduler
 from tests.api.helpers import app_on, client_of, filled, service_of
 
 JSON = {"content-type": "application/json"}
@@ -196,7 +196,7 @@ def test_a_prompt_waits_for_room_at_the_model(
     up: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits = list[Check]()
-    monkeypatch.setattr(IdleTime, "wait_for_room", lambda _, check: waits.append(check))
+    monkeypatch.setattr(Scheduler, "wait_for_room", lambda _, check: waits.append(check))
     assert [up.post(path, json=body).status_code for path, body in ASKED] == [200, 200] and len(
         waits
     ) == 2
