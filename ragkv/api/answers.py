@@ -13,6 +13,7 @@ from typing import Any, Unpack
 from ragkv.conversations import Session
 from ragkv.prompt import AnswerOptions, PromptReport
 from ragkv.retrieval import Hit
+from ragkv.runtime import Claim
 from ragkv.types import Answer, Chunk, TokenEvent
 
 from .bodies.chat import ChatRequest
@@ -23,12 +24,11 @@ from .bodies.resources import (
     SourceBody,
     SpanBody,
 )
+from .call import ApiCall
 from .limits import check_at_most
-from .service import ApiCall, record_answer
 from .settings import LimitsConfig
 from .sources import citations_of
 from .tenants import Tenant
-from .work import WorkContext
 
 DEFAULT_MAX_TOKENS = 256
 # Seconds that the end of an answer waits until the turn of its conversation is on disk.
@@ -68,7 +68,8 @@ def check_text(text: str, limits: LimitsConfig, param: str) -> None:
 class AnswerJob:
     """A request for an answer while it is worked on, in a worker thread."""
 
-    context: WorkContext
+    call: ApiCall
+    claim: Claim
     tenant: Tenant
     session: Session | None  # that the request names
     title: str  # of the session, if it has none yet
@@ -91,7 +92,7 @@ class AnswerJob:
                 where=wanted.filter,
                 order=wanted.order,
                 before=self.session or before,
-                check=self.context.check,
+                check=self.claim.check,
             )
             chunks = rag.chunks_of(hits)
         self.found = Found(wanted.collection, hits, chunks, deletions)
@@ -111,14 +112,14 @@ class AnswerJob:
         **options: Unpack[AnswerOptions],
     ) -> AnswerSteps:
         """The prefill once it is done, token events, then the answer. The deadline and cancellation
-        are the context's.
+        are the claim's.
 
         The answer comes when its turn is on disk, and the session is free by then.
         """
         prefills: list[PromptReport] = []
         answer: Answer | None = None
         tokens = 0
-        options["claim"] = self.context.claim
+        options["claim"] = self.claim
         options["on_prefill"] = prefills.append
         options["title"] = self.title
         events = self.tenant.engine.stream(question, chunks, session, **options)
@@ -136,7 +137,7 @@ class AnswerJob:
             if prefills:
                 tokens = tokens if answer is None else len(answer.token_ids)
                 timing = prefills[0].timing if answer is None else answer.timing
-                record_answer(self.context.request, timing, prefills[0].reuse, tokens)
+                self.call.record_answer(timing, prefills[0].reuse, tokens)
         assert answer is not None  # every stream ends with one
         unsaved = None if session is None else session.wait_saved(SAVE_S)
         yield answer.with_notes(unsaved) if unsaved else answer
@@ -144,7 +145,7 @@ class AnswerJob:
 
 @contextmanager
 def answer_job(
-    call: ApiCall, context: WorkContext, body: AskRequest | ChatRequest, question: str
+    call: ApiCall, claim: Claim, body: AskRequest | ChatRequest, question: str
 ) -> Iterator[AnswerJob]:
     """The sender's tenant, and the session that `body` names, new or stored; raises `ApiError` if a
     new one exceeds the quota.
@@ -158,7 +159,7 @@ def answer_job(
         if body.session_id is not None:
             tenant.check_session_quota(call.principal, body.session_id)
             session = tenant.session(body.session_id)
-        job = AnswerJob(context, tenant, session, title_from(question))
+        job = AnswerJob(call, claim, tenant, session, title_from(question))
         try:
             yield job
         finally:

@@ -1,47 +1,35 @@
 """The state that all requests of one app share: keys, rates, metrics, the tenants on the loaded
-model, and the worker pools.
-
-The routes get it by FastAPI's dependencies; it is `app.state.service`.
+model, and the pools that do their work. It is `app.state.service`.
 """
 
-import contextlib
 import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, TypeVar
-
-from fastapi import Depends, Request
-from starlette.requests import HTTPConnection
 
 from ragkv.config import EngineConfig, StoreConfig
 from ragkv.engine import Engine
 from ragkv.home import kept_at
 from ragkv.model.loading import quiet_transformers
 from ragkv.retrieval import Embedder, resolve_embedder
-from ragkv.retrieval.rag import Rag
-from ragkv.runtime import Check, Closing, make_private_folder, server_file
-from ragkv.types import Reuse, Timing
+from ragkv.runtime import Closing, make_private_folder, server_file
 from ragkv.vllm.front import VllmServer
 
 from .documents.parser import DocumentParser
 from .errors import ApiError, unknown_model
-from .full_disk import making_room
-from .keys import ANONYMOUS, KeyRing, Principal
+from .keys import ANONYMOUS, KeyRing
 from .limits import RateLimiter
 from .metrics import Metrics, TenantStats
-from .settings import LimitsConfig, ServeConfig
-from .tenants import Tenant, Tenants
-from .work import WorkContext, WorkerPool, giving_way
+from .settings import ServeConfig
+from .tenants import Tenants
+from .work import RequestPool
 
 log = logging.getLogger(__name__)
 
 VLLM_KEY_VARIABLE = "VLLM_API_KEY"  # This variable has the key of the vLLM server, if it has one.
-
-T = TypeVar("T")
 
 
 class Service(Closing):
@@ -53,9 +41,11 @@ class Service(Closing):
         self.replica = replica or secrets.token_hex(4)
         self.created = int(time.time())
         queue = config.queue
-        self.answer_pool = WorkerPool(queue, queue.limit, queue.tenant_limit, queue.deadline_s)
+        self.answer_pool = RequestPool(queue, queue.limit, queue.tenant_limit, queue.deadline_s)
         # Ingesting, searching, embedding, listing:
-        self.task_pool = WorkerPool(queue, queue.tasks, queue.tenant_tasks, queue.task_deadline_s)
+        self.data_pool = RequestPool(
+            queue, queue.data_requests, queue.tenant_data_requests, queue.data_deadline_s
+        )
         self.parser = DocumentParser(config.parsing)
         self._tenants: Tenants | None = None
         self.vllm: VllmServer | None = None  # computes the answers; None: this process does
@@ -161,7 +151,7 @@ class Service(Closing):
     def cut(self) -> None:
         """Accept no more work, and cancel what is running: it ends at its next check."""
         self.answer_pool.cut()
-        self.task_pool.cut()
+        self.data_pool.cut()
 
     def close(self) -> None:
         """Cancel running work, then flush and close everything. Blocks; work that does not end is
@@ -171,7 +161,7 @@ class Service(Closing):
         ends = time.monotonic() + self.config.close_s / 4
         ended = [
             pool.close(max(0.0, ends - time.monotonic()))
-            for pool in (self.answer_pool, self.task_pool)
+            for pool in (self.answer_pool, self.data_pool)
         ]
         if not all(ended):
             log.error("work_left_running")  # nothing of it was acknowledged
@@ -179,105 +169,3 @@ class Service(Closing):
             self._tenants.close()
         if self.vllm is not None:
             self.vllm.close()
-
-
-def record_answer(
-    request: HTTPConnection, timing: Timing, reuse: Reuse, answer_tokens: int
-) -> None:
-    """Add a finished answer to the access log, the metrics and the key's tokens per minute. Call it
-    once per answer.
-    """
-    tokens = {
-        "prompt_tokens": reuse.tokens,
-        "reused_tokens": reuse.exact + reuse.fused,
-        "answer_tokens": answer_tokens,
-    }
-    request.state.stats.update(tokens)  # it counts
-    request.state.stats.setdefault("ttft_s", round(timing.first_token_s, 4))
-    service: Service = request.app.state.service
-    service.metrics.record_answer(timing, reuse, answer_tokens)
-    service.limiter.charge_tokens(request.state.principal, reuse.tokens + answer_tokens)
-
-
-def record_embedding(request: HTTPConnection, tokens: int) -> None:
-    """Add embedded texts to the access log, the metrics and the key's tokens per minute."""
-    request.state.stats["prompt_tokens"] += tokens
-    service: Service = request.app.state.service
-    service.metrics.embedding_tokens.inc(tokens)
-    service.limiter.charge_tokens(request.state.principal, tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class ApiCall:
-    """A request to the API: its sender, the server, and ways to do its blocking work on threads."""
-
-    request: Request
-    service: Service
-    principal: Principal
-
-    @property
-    def limits(self) -> LimitsConfig:
-        """The limits on the request."""
-        return self.service.config.limits
-
-    async def answer(
-        self, work: Callable[[WorkContext], Generator[object, None, None]], kind: type[T]
-    ) -> T:
-        """The first item of the stream `work` that is a `kind`: with it the answer is complete."""
-
-        def of_kind(context: WorkContext) -> T:
-            with contextlib.closing(work(context)) as items:
-                return next(item for item in items if isinstance(item, kind))
-
-        return await self.service.answer_pool.run(self.request, of_kind)
-
-    async def run_task(self, work: Callable[[Check], T]) -> T:
-        """Return what `work` returns, which is not an answer. `work` calls what it is given before
-        each batch.
-        """
-        tasks = self.service.task_pool
-
-        def on_thread(context: WorkContext) -> T:
-            wait_idle = self.service.tenants.idle_time.wait_idle
-            return work(giving_way(context, wait_idle, lambda: len(tasks.computing)))
-
-        return await tasks.run(self.request, on_thread)
-
-    async def run(self, work: Callable[[Tenant, Check], T], deletes: bool = False) -> T:
-        """Return what `work` returns of the sender's tenant, which stays open meanwhile. Long work
-        calls its second argument before each batch.
-
-        On a full disk stored KV is given up and the work is done again. For work that `deletes` the
-        home's reserve is given up, too.
-        """
-
-        def on_thread(check: Check) -> T:
-            tenants = self.service.tenants
-            with tenants.use(self.principal) as tenant:
-                made = making_room(
-                    lambda: work(tenant, check), lambda: tenants.give_way(tenant, check, deletes)
-                )
-            if deletes:
-                tenants.reserve.keep()
-            return made
-
-        return await self.run_task(on_thread)
-
-    async def run_on_collection(self, name: str, work: Callable[[Rag, Check], T]) -> T:
-        """The same for a collection of the tenant; raises `ApiError` 404 if there is none."""
-
-        def on_tenant(tenant: Tenant, check: Check) -> T:
-            with tenant.collections.use(name) as collection:
-                return work(collection, check)
-
-        return await self.run(on_tenant)
-
-
-async def _api_call(request: Request) -> ApiCall:
-    principal = request.state.principal
-    assert isinstance(principal, Principal)  # the middleware sets it before any route runs
-    return ApiCall(request, request.app.state.service, principal)
-
-
-# FastAPI would call what is no coroutine on another thread
-ApiCallDep = Annotated[ApiCall, Depends(_api_call)]

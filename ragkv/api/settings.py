@@ -94,21 +94,21 @@ class QueueConfig:
     # from a request's arrival to its last token; None: no deadline
     deadline_s: float | None = 120.0
     tenant_limit: int = 32  # of `limit`, for one tenant with a key; more are answered with 429
-    # tasks that run at once: ingesting, searching, embedding, listing; more wait
-    tasks: int = fixed(8)
-    tenant_tasks: int = fixed(2)  # of `tasks`, for one tenant with a key
-    # from a task's arrival to its end; None: no deadline
-    task_deadline_s: float | None = fixed(600.0)
+    # requests that ingest, search, embed or list, at once; more wait
+    data_requests: int = fixed(8)
+    tenant_data_requests: int = fixed(2)  # of them, for one tenant with a key
+    # from the arrival of such a request to its end; None: no deadline
+    data_deadline_s: float | None = fixed(600.0)
 
     def __post_init__(self) -> None:
         at_least(
             self,
             limit=1,
             tenant_limit=1,
-            tasks=1,
-            tenant_tasks=1,
+            data_requests=1,
+            tenant_data_requests=1,
             deadline_s=0.001,
-            task_deadline_s=0.001,
+            data_deadline_s=0.001,
         )
 
 

@@ -1,7 +1,7 @@
 """Blocking work for an event loop that must not block: anyio's threads, a limiter for each tenant,
 and streams.
 
-A pool accepts a limited number of work items, in all and of one tenant, and refuses the next one
+A pool accepts a limited number of requests, in all and of one tenant, and refuses the next one
 immediately. One tenant holds at most a share of the threads. The only queue that is fair by time is
 at the model (`scheduling/`). The thread of a stream pauses when it is `AHEAD` items ahead of the
 reader, so a slow reader delays only itself. When the client disconnects, its work is cancelled: it
@@ -31,35 +31,30 @@ T = TypeVar("T")
 WaitIdle = Callable[[float, Callable[[], bool]], None]
 
 AHEAD = 64  # items that a stream's thread may be ahead of the reader
-BURST = 8  # jobs at once after which freed memory is given back, when none is left ...
+BURST = 8  # requests at once after which freed memory is given back, when none is left ...
 RELEASE_S = 60.0  # ... and the time after which a server that is never idle gives it back
 BATCH_S = 0.01  # Less computing than this is not worth a pause.
-FREE_S = 0.2  # A task that computes less than this in all, such as a search, makes no pause.
-# A task waits at most this many times what its last batch computed, for each task that runs ...
+FREE_S = 0.2  # Work that computes less than this in all, such as a search, makes no pause.
+# Work waits at most this many times what its last batch computed, for each request that works ...
 PAUSE_SHARE = 4.0
 PAUSE_S = 0.5  # ... and no longer than this, so that a cancelled one ends soon.
 
 
-class WorkContext:
-    """The request that a piece of work serves, its deadline, and whether it is cancelled. Made on the
-    event loop's thread.
+class AcceptedRequest:
+    """A request that a pool has accepted, until its work has ended. Made on the event loop's
+    thread.
     """
 
     def __init__(self, request: Request, deadline_s: float | None) -> None:
         """`deadline_s` counts from now; `None`: no deadline."""
-        self.request = request
+        self._request = request
+        self.tenant = str(request.state.principal.tenant)  # of its key; "" without keys
         self.cancelled = threading.Event()  # set once the result is no longer needed
         self.claim = Claim(self.tenant, deadline_s, self.cancelled)
-        self.check = self.claim.check  # long work calls it between batches
         # in which it waits for a thread
         self.waiting = CancelScope(deadline=current_time() + (deadline_s or math.inf))
         self.shutting_down = False  # whether it was the server that cancelled the work
         self._loop = asyncio.get_running_loop()
-
-    @property
-    def tenant(self) -> str:
-        """The tenant of the request's key; "" without keys."""
-        return str(self.request.state.principal.tenant)
 
     def abandon(self) -> None:
         """Cancel work whose result is no longer needed: at once if it waits for a thread, else at
@@ -72,32 +67,33 @@ class WorkContext:
     async def abandon_on_disconnect(self) -> None:
         """Cancel the work when the client disconnects. The request's body must be read already."""
         with contextlib.suppress(ApiError):  # what nobody read of the body is too large
-            while (await self.request.receive())["type"] != "http.disconnect":
+            while (await self._request.receive())["type"] != "http.disconnect":
                 pass
         self.abandon()
 
 
-def giving_way(context: WorkContext, wait_idle: WaitIdle, tasks: Callable[[], int]) -> Check:
-    """What a task calls before each batch, on its own thread: it pauses while answers run, and
-    raises as `context`.
+def giving_way(claim: Claim, wait_idle: WaitIdle, at_work: Callable[[], int]) -> Check:
+    """What work on data calls before each batch, on its own thread: it pauses while answers run,
+    and raises as `claim`.
 
-    `wait_idle` waits while answers run (`IdleTime.wait_idle`), `tasks` tells how many tasks run.
-    So all tasks together take about a fifth of a core from answers, and each still comes to an end.
+    `wait_idle` waits while answers run (`IdleTime.wait_idle`), `at_work` tells how many such
+    requests work. So all of them together take about a fifth of a core from answers, and each still
+    comes to an end.
     """
     began = resumed = time.thread_time()
 
     def check() -> None:
         nonlocal resumed
-        context.check()
+        claim.check()
         computed_s = time.thread_time() - resumed
         if computed_s < BATCH_S or time.thread_time() - began < FREE_S:
             return
         openmp.release_threads()
-        wait_idle(min(PAUSE_S, PAUSE_SHARE * computed_s * tasks()), context.cancelled.is_set)
+        wait_idle(min(PAUSE_S, PAUSE_SHARE * computed_s * at_work()), lambda: claim.is_over)
         resumed = time.thread_time()
-        context.check()
+        claim.check()
 
-    return PausingCheck(check, context.check)
+    return PausingCheck(check, claim.check)
 
 
 class TenantLimiter:
@@ -120,8 +116,8 @@ class TenantLimiter:
             yield
 
 
-class WorkerPool:
-    """Runs work on threads. Call `run` and `stream` on the event loop's thread."""
+class RequestPool:
+    """Does the work of requests on threads. Call `run` and `stream` on the event loop's thread."""
 
     def __init__(
         self, queue: QueueConfig, threads: int, tenant_threads: int, deadline_s: float | None
@@ -133,18 +129,18 @@ class WorkerPool:
         self._deadline_s = deadline_s
         self._limiter = TenantLimiter(threads, tenant_threads)
         self._threads = CapacityLimiter(math.inf)  # anyio's own bound would be a second one
-        self.accepted = set[WorkContext]()  # work that waits or runs
-        self.computing = set[WorkContext]()  # work on a thread
-        self._most = 0  # accepted work at once since memory was released
+        self.accepted = set[AcceptedRequest]()  # those that wait or run
+        self.computing = set[AcceptedRequest]()  # those on a thread
+        self._most = 0  # accepted ones at once since memory was released
         self._released_at = time.monotonic()
         self._closed = False
 
-    async def run(self, request: Request, work: Callable[[WorkContext], T]) -> T:
+    async def run(self, request: Request, work: Callable[[Claim], T]) -> T:
         """Return what `work` returns; cancel it when the client of `request` disconnects."""
         return await self._run(self._accept(request), work)
 
     async def stream(
-        self, request: Request, work: Callable[[WorkContext], Generator[T, None, None]]
+        self, request: Request, work: Callable[[Claim], Generator[T, None, None]]
     ) -> AsyncGenerator[T, None]:
         """The items that `work` yields. Closing the stream ends the work.
 
@@ -152,18 +148,18 @@ class WorkerPool:
         its own status.
         """
         channel = Channel[T](AHEAD)
+        accepted = self._accept(request)
 
-        def drain(context: WorkContext) -> None:
-            with contextlib.closing(work(context)) as items:
+        def drain(claim: Claim) -> None:
+            with contextlib.closing(work(claim)) as items:
                 for item in items:
-                    channel.put(item, context.check)
-                    if context.cancelled.is_set():
-                        context.check()
+                    channel.put(item, claim.check)
+                    if accepted.cancelled.is_set():
+                        claim.check()
 
-        context = self._accept(request)
-        task = asyncio.ensure_future(self._run(context, drain))
-        task.add_done_callback(
-            lambda task: channel.end(_shutting_down() if task.cancelled() else task.exception())
+        running = asyncio.ensure_future(self._run(accepted, drain))
+        running.add_done_callback(
+            lambda ran: channel.end(_shutting_down() if ran.cancelled() else ran.exception())
         )
 
         async def read() -> AsyncGenerator[T, None]:
@@ -171,7 +167,7 @@ class WorkerPool:
                 async for item in channel:
                     yield item
             finally:
-                context.abandon()
+                accepted.abandon()
                 channel.stop_reading()
 
         items = read()
@@ -186,13 +182,13 @@ class WorkerPool:
         return all_items()
 
     def cut(self) -> None:
-        """Accept no more work and cancel what is accepted: what waits ends now, what runs ends at
-        its next check.
+        """Accept no more requests and cancel the accepted ones: what waits ends now, what runs ends
+        at its next check.
         """
         self._closed = True
-        for context in self.accepted.copy():
-            context.shutting_down = True
-            context.abandon()
+        for accepted in self.accepted.copy():
+            accepted.shutting_down = True
+            accepted.abandon()
 
     def close(self, timeout_s: float) -> bool:
         """Cancel what is running and wait until it has ended, for `timeout_s` at most; whether it
@@ -204,19 +200,11 @@ class WorkerPool:
             time.sleep(0.01)
         return not self.computing
 
-    def _accept(self, request: Request) -> WorkContext:
-        """Accept work; `_run` must follow. Raises what `check_space` raises."""
-        context = WorkContext(request, self._deadline_s)
-        self.check_space(context.tenant)
-        self.accepted.add(context)
-        self._most = max(self._most, len(self.accepted))
-        return context
-
     def check_space(self, tenant: str) -> None:
-        """Raise `ApiError` if too much of the tenant's or of all tenants' work is accepted
+        """Raise `ApiError` if too many requests of the tenant or of all tenants are accepted
         already.
         """
-        mine = sum(context.tenant == tenant for context in self.accepted)
+        mine = sum(accepted.tenant == tenant for accepted in self.accepted)
         if self._closed:
             raise _shutting_down()
         if tenant and mine >= self._queue.tenant_limit:
@@ -232,38 +220,46 @@ class WorkerPool:
             )
             raise ApiError(503, message, "queue_full", retry_after_s=1)
 
-    async def _run(self, context: WorkContext, work: Callable[[WorkContext], T]) -> T:
+    def _accept(self, request: Request) -> AcceptedRequest:
+        """Accept a request; `_run` must follow. Raises what `check_space` raises."""
+        accepted = AcceptedRequest(request, self._deadline_s)
+        self.check_space(accepted.tenant)
+        self.accepted.add(accepted)
+        self._most = max(self._most, len(self.accepted))
+        return accepted
+
+    async def _run(self, accepted: AcceptedRequest, work: Callable[[Claim], T]) -> T:
         """What `work` returns. Ends when its thread has ended, so it holds its place until then."""
-        watcher = asyncio.ensure_future(context.abandon_on_disconnect())
+        watcher = asyncio.ensure_future(accepted.abandon_on_disconnect())
         try:
-            with context.waiting:
-                async with self._limiter.hold(context.tenant):
+            with accepted.waiting:
+                async with self._limiter.hold(accepted.tenant):
                     # anyio shields this from the scope
                     return await to_thread.run_sync(
-                        self._on_thread, context, work, limiter=self._threads
+                        self._on_thread, accepted, work, limiter=self._threads
                     )
-            context.check()  # its deadline passed
+            accepted.claim.check()  # its deadline passed
             raise CancelledError("The request was cancelled while it waited.")
         except (CancelledError, asyncio.CancelledError):
-            if context.shutting_down:
+            if accepted.shutting_down:
                 raise _shutting_down() from None
             raise
         finally:
             watcher.cancel()
-            context.cancelled.set()
-            self._end(context)
+            accepted.cancelled.set()
+            self._end(accepted)
 
-    def _on_thread(self, context: WorkContext, work: Callable[[WorkContext], T]) -> T:
-        self.computing.add(context)
+    def _on_thread(self, accepted: AcceptedRequest, work: Callable[[Claim], T]) -> T:
+        self.computing.add(accepted)
         try:
-            context.check()
-            return work(context)
+            accepted.claim.check()
+            return work(accepted.claim)
         finally:
             openmp.release_threads()
-            self.computing.discard(context)
+            self.computing.discard(accepted)
 
-    def _end(self, context: WorkContext) -> None:
-        self.accepted.discard(context)
+    def _end(self, accepted: AcceptedRequest) -> None:
+        self.accepted.discard(accepted)
         burst_ended = self._most >= BURST and not self.accepted
         if burst_ended or time.monotonic() - self._released_at > RELEASE_S:
             self._most = 0

@@ -14,8 +14,9 @@ from fastapi.responses import StreamingResponse
 from starlette.testclient import TestClient
 
 from ragkv.api import failures, health, middleware
+from ragkv.api.call import ApiCallDep
 from ragkv.api.metrics import TenantStats
-from ragkv.api.service import Service, record_answer, record_embedding
+from ragkv.api.service import Service
 from ragkv.api.settings import ServeConfig
 from ragkv.types import Reuse, Timing
 
@@ -57,9 +58,9 @@ def small_app(
         raise ValueError(f"it says {word}")
 
     @app.post("/v1/answers")
-    async def answers(request: Request) -> dict[str, str]:
-        await request.body()
-        record_answer(request, TIMING, REUSE, 5)
+    async def answers(call: ApiCallDep) -> dict[str, str]:
+        await call.request.body()
+        call.record_answer(TIMING, REUSE, 5)
         return {"answer": "a private answer"}
 
     @app.post("/v1/hangs")
@@ -68,8 +69,8 @@ def small_app(
         time.sleep(3600)  # in a thread that nothing can stop
 
     @app.post("/v1/embeds")
-    async def embeds(request: Request) -> None:
-        record_embedding(request, 30)
+    async def embeds(call: ApiCallDep) -> None:
+        call.record_embedding(30)
 
     @app.get("/v1/stream")
     async def stream(wait_s: float = 0.0, count: int = 3, fail: bool = False) -> StreamingResponse:

@@ -18,12 +18,12 @@ from ragkv.api.work import (
     FREE_S,
     PAUSE_S,
     PAUSE_SHARE,
+    RequestPool,
     TenantLimiter,
-    WorkContext,
-    WorkerPool,
     giving_way,
 )
 from ragkv.errors import CancelledError, DeadlineError
+from ragkv.runtime import Claim
 
 QUEUE = QueueConfig(limit=20, tenant_limit=3)
 
@@ -47,14 +47,14 @@ async def until(true: Any) -> None:
 
 
 async def test_cutting_ends_waiting_running_and_streaming_work_with_503() -> None:
-    pool = WorkerPool(QUEUE, 2, 1, None)
+    pool = RequestPool(QUEUE, 2, 1, None)
 
-    def work(context: WorkContext) -> None:
+    def work(claim: Claim) -> None:
         while True:
-            context.check()
+            claim.check()
             time.sleep(0.01)
 
-    def endless(_: WorkContext) -> Generator[int, None, None]:
+    def endless(_: Claim) -> Generator[int, None, None]:
         yield from iter(int, 1)
 
     stream = await pool.stream(request_of("b"), endless)
@@ -70,7 +70,7 @@ async def test_cutting_ends_waiting_running_and_streaming_work_with_503() -> Non
 
 
 async def test_a_tenant_above_its_limit_gets_429_and_leaves_threads_to_others() -> None:
-    pool = WorkerPool(QUEUE, 2, 1, None)
+    pool = RequestPool(QUEUE, 2, 1, None)
     ended = threading.Event()
     tasks = [
         asyncio.ensure_future(pool.run(request_of("a"), lambda _: ended.wait(60))) for _ in range(3)
@@ -88,7 +88,7 @@ async def test_a_tenant_above_its_limit_gets_429_and_leaves_threads_to_others() 
 
 
 async def test_the_deadline_ends_work_that_still_waits_for_a_thread() -> None:
-    pool = WorkerPool(QUEUE, 1, 1, 0.2)
+    pool = RequestPool(QUEUE, 1, 1, 0.2)
     ended = threading.Event()
     running = asyncio.ensure_future(pool.run(request_of("a"), lambda _: ended.wait(60)))
     await until(lambda: pool.computing)
@@ -105,11 +105,11 @@ async def test_a_body_that_is_too_large_where_nobody_reads_it_ends_the_work_with
         raise ApiError(413, "too large")
 
     request = Request(request_of("a").scope, receive)
-    pool = WorkerPool(QUEUE, 2, 1, None)
+    pool = RequestPool(QUEUE, 2, 1, None)
 
-    def work(context: WorkContext) -> None:
-        assert context.cancelled.wait(20)
-        context.check()
+    def work(claim: Claim) -> None:
+        assert claim.cancel is not None and claim.cancel.wait(20)
+        claim.check()
 
     with pytest.raises(CancelledError):
         await pool.run(request, work)
@@ -125,7 +125,7 @@ async def _read(stream: Any) -> None:
 async def test_memory_is_released_after_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
     released = list[int]()
     monkeypatch.setattr("ragkv.api.work.release_memory", lambda: released.append(1))
-    pool = WorkerPool(QueueConfig(limit=20), 16, 16, None)
+    pool = RequestPool(QueueConfig(limit=20), 16, 16, None)
     await pool.run(request_of("a"), lambda _: None)
     assert released == []
     await asyncio.gather(*(pool.run(request_of("a"), lambda _: None) for _ in range(BURST)))
@@ -143,12 +143,11 @@ async def test_places_go_to_waiting_tenants_and_a_cancelled_one_takes_none() -> 
         pass
 
 
-async def test_a_task_that_computes_long_pauses_for_as_long_as_its_last_batch_computed_and_tasks_run() -> (
+async def test_long_work_on_data_pauses_by_what_its_last_batch_computed_and_how_many_requests_work() -> (
     None
 ):
     pauses = list[float]()
-    context = WorkContext(request_of("a"), None)
-    check = giving_way(context, lambda seconds, _: pauses.append(seconds), lambda: 2)
+    check = giving_way(Claim("a"), lambda seconds, _: pauses.append(seconds), lambda: 2)
     check()  # nothing is computed yet
     _compute(FREE_S / 2)
     check()  # a search makes no pause

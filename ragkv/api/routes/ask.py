@@ -8,15 +8,15 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from ragkv.prompt import PromptReport
+from ragkv.runtime import Claim
 from ragkv.types import TokenEvent
 
 from .. import answers
 from ..bodies.resources import AskRequest, AskResponse, PrefillReport
+from ..call import ApiCallDep
 from ..limits import check_at_most
-from ..service import ApiCallDep
 from ..sources import sources_of
 from ..sse import Stream, format_event
-from ..work import WorkContext
 
 router = APIRouter(prefix="/v1", tags=["ask"])
 
@@ -43,10 +43,10 @@ async def ask(body: AskRequest, call: ApiCallDep) -> AskResponse | Response:
     max_tokens, notes = answers.max_tokens_of(body.max_tokens, limits)
     form = body.response_format.form if body.response_format else None
 
-    def events(context: WorkContext) -> Generator[NamedEvent | AskResponse, None, None]:
-        with answers.answer_job(call, context, body, body.question) as job:
+    def events(claim: Claim) -> Generator[NamedEvent | AskResponse, None, None]:
+        with answers.answer_job(call, claim, body, body.question) as job:
             tenant = job.tenant
-            with tenant.preparing(context.check):
+            with tenant.preparing(claim.check):
                 found = job.retrieve(body.question, body)
                 question = tenant.engine.parts.intake.token_ids(body.question)
             sources = sources_of(found.hits)
@@ -75,7 +75,7 @@ async def ask(body: AskRequest, call: ApiCallDep) -> AskResponse | Response:
                     )
 
     if body.stream:
-        items = await call.service.answer_pool.stream(call.request, events)
+        items = await call.stream(events)
         return Stream(items, _shown, lambda error: format_event(error.body, "error"))
     return await call.answer(events, AskResponse)
 

@@ -34,6 +34,7 @@ from ragkv.model.decode.token_text import TokenText
 from ragkv.prompt import AnswerOptions
 from ragkv.prompt.constraints import ResponseFormat
 from ragkv.retrieval import Passage
+from ragkv.runtime import Claim
 from ragkv.types import Answer, Text, TokenEvent
 
 from .. import answers
@@ -42,9 +43,9 @@ from ..bodies.chat import ChatRequest, Message
 from ..bodies.parts import notes_of
 from ..bodies.resources import AnswerReport, RetrievalBody, SourceBody
 from ..bodies.tools import NamedTool, ToolDefinition, called, check_choice
+from ..call import ApiCall, ApiCallDep
 from ..errors import ApiError
 from ..limits import check_at_most
-from ..service import ApiCall, ApiCallDep
 from ..settings import LimitsConfig
 from ..sources import (
     annotations_of,
@@ -56,7 +57,6 @@ from ..sources import (
 )
 from ..sse import DONE, Stream, format_event
 from ..tenants import Tenant
-from ..work import WorkContext
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
@@ -76,7 +76,7 @@ async def chat(body: ChatRequest, call: ApiCallDep) -> schemas.ChatResponse | Re
     completion = ChatCompletion.of(call, body)
     if not body.stream:
         return await call.answer(completion.events, schemas.ChatResponse)
-    items = await call.service.answer_pool.stream(call.request, completion.events)
+    items = await call.stream(completion.events)
     options = body.stream_options
     with_usage = options is not None and options.include_usage
     head = completion.head
@@ -131,17 +131,16 @@ class ChatCompletion:
         """The tools that the answer may call."""
         return () if self.body.tool_choice == "none" else self.body.tools or ()
 
-    def events(
-        self, context: WorkContext
-    ) -> Generator[schemas.Piece | schemas.ChatResponse, None, None]:
+    def events(self, claim: Claim) -> Generator[schemas.Piece | schemas.ChatResponse, None, None]:
         """Pieces of the answer as soon as they are certain, then the whole response."""
         asked = [message.text for message in self.body.messages if message.role == "user"]
-        with answers.answer_job(self.call, context, self.body, asked[-1]) as job:
+        with answers.answer_job(self.call, claim, self.body, asked[-1]) as job:
             tenant = job.tenant
-            form = self._form(tenant)  # before any work: it may be refused
-            unread = tenant.unread_passages(context.check)  # it may wait, so before the gate
-            # 1. Find the documents and build the prompt.
-            with tenant.preparing(context.check):
+            # 1. Refuse a form that cannot be kept, before any work.
+            form = self._form(tenant)
+            # 2. Find the documents and build the prompt.
+            notes = [*tenant.unread_passages(claim.check)]  # it may wait, so before the gate
+            with tenant.preparing(claim.check):
                 found = answers.Found("")
                 if self.rag is not None:
                     param = "rag.collection" if self.body.rag else "model"
@@ -149,10 +148,23 @@ class ChatCompletion:
                     found = job.retrieve(asked[-1], self.rag, param, before)
                 sources = self._sources(found)
                 prompt = self._prompt(job, sources, found)
-            # 2. Answer.
-            response = yield from self._answered(job, prompt, sources, form)
-            response.ragkv.notes += [*unread, *self._without_documents(tenant, prompt)]
-            yield response
+            # 3. Answer. Text that may be a call is held back.
+            names = [tool.function.name for tool in self._tools]
+            filtered = CallFilter(names, form is not None and not form.schema)
+            tokens = TokenText(tenant.engine.tokenizer) if self.body.logprobs else None
+            answer = yield from self._decoded(job, prompt, form, filtered, tokens)
+            # 4. Save the turn, so that messages which continue it find its KV.
+            calls = find_calls(answer.text, names, answer.finish_reason)
+            answer = tenant.chat.save_turn(prompt, answer, calls.text, calls.calls)
+            # 5. Send what was held back without the calls. Append the markers of sources that the
+            #    answer cites and does not name, but not to JSON, where [1] is a list.
+            content = filtered.sent + calls.behind(filtered.sent)
+            if not calls.calls and form is None:
+                content += missing_markers(content, citations_of(content, sources))
+            if rest := content[len(filtered.sent) :]:
+                yield schemas.Piece(rest)
+            notes += self._without_documents(tenant, prompt)
+            yield self._response(tokens, prompt, answer, content, sources, calls, notes)
 
     def _sources(self, found: answers.Found) -> list[SourceBody]:
         """The documents of the request, then those that were found."""
@@ -190,17 +202,15 @@ class ChatCompletion:
             )
         return chat.build_prompt(request, False, job.session)
 
-    def _answered(
+    def _decoded(
         self,
         job: answers.AnswerJob,
         prompt: ChatPrompt,
-        sources: list[SourceBody],
         form: ResponseFormat | None,
-    ) -> Generator[schemas.Piece, None, schemas.ChatResponse]:
-        """Pieces of the answer; returns the response."""
-        tenant = job.tenant
-        names = [tool.function.name for tool in self._tools]
-        tokens = TokenText(tenant.engine.tokenizer) if self.body.logprobs else None
+        filtered: CallFilter,
+        tokens: TokenText | None,
+    ) -> Generator[schemas.Piece, None, Answer]:
+        """Pieces of the answer as far as they are certainly no calls; returns the answer."""
         options: AnswerOptions = {
             **self.body.engine_options,
             "response_format": form,
@@ -209,7 +219,6 @@ class ChatCompletion:
         }
         session = prompt.conversation.session if prompt.conversation else None
         answer: Answer | None = None
-        filtered = CallFilter(names, form is not None and not form.schema)
         try:
             made = job.stream(prompt.question, prompt.chunks, session, **options)
             with closing(made) as events:
@@ -221,25 +230,12 @@ class ChatCompletion:
                         if text or logprobs:
                             yield schemas.Piece(text, logprobs)
                     elif isinstance(event, Answer):
-                        answer = event  # sent after the loop, when the session is free again
+                        answer = event  # returned after the loop, when the session is free again
         finally:
             if answer is None:  # it failed
-                tenant.chat.drop_turn(prompt)
+                job.tenant.chat.drop_turn(prompt)
         assert answer is not None
-        # 3. Save the turn, so that messages which continue it find its KV.
-        found = find_calls(answer.text, names, answer.finish_reason)
-        answer = tenant.chat.save_turn(prompt, answer, found.text, found.calls)
-        # 4. Take calls out of the text. Append the markers of sources that the answer cites and
-        #    does not name, but not to JSON, where [1] is a list.
-        rest = found.behind(filtered.sent)
-        content = filtered.sent + rest
-        if not found.calls and form is None:
-            markers = missing_markers(content, citations_of(content, sources))
-            rest += markers
-            content += markers
-        if rest:
-            yield schemas.Piece(rest)
-        return self._response(tokens, prompt, answer, content, sources, found)
+        return answer
 
     def _form(self, tenant: Tenant) -> ResponseFormat | None:
         """The form of the answer: of its text, of calls if it must call a tool, or of either.
@@ -279,13 +275,14 @@ class ChatCompletion:
         content: str,
         sources: list[SourceBody],
         found: FoundCalls,
+        notes: Sequence[str],
     ) -> schemas.ChatResponse:
         # as the engine numbers chunks: it does not count an opening text
         chunks = [one for one in prompt.chunks if not (isinstance(one, Text) and one.opening)]
         numbers = [chunk.metadata.get("number") for chunk in chunks]
         report = AnswerReport(
             **answers.answer_fields(answer, content, sources, numbers, self.body.session_id),
-            notes=[*self.notes],
+            notes=[*self.notes, *notes],
         )
         collection = self.rag.collection if self.rag else None
         choice = schemas.Choice(

@@ -13,11 +13,11 @@ from ragkv.runtime import Check
 from ..answers import check_text
 from ..bodies import resources as schemas
 from ..bodies.documents import ID_PATTERN, DocumentsIn
+from ..call import ApiCall, ApiCallDep
 from ..documents.upload_parsing import FORM, Parsed, Upload, parse_upload
 from ..errors import not_found
 from ..keys import Principal
 from ..limits import check_at_most, check_disk
-from ..service import ApiCall, ApiCallDep
 from ..sources import sources_of, title_of
 from ..tenants import Tenant
 
@@ -56,7 +56,9 @@ _DOCUMENTS_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": 
 @router.get("", summary="List collections")
 async def list_collections(call: ApiCallDep) -> schemas.Listed[schemas.CollectionBody]:
     """The caller's collections, by name."""
-    return schemas.Listed(data=await call.run(lambda tenant, _: tenant.collections.folders.infos()))
+    return schemas.Listed(
+        data=await call.on_tenant(lambda tenant, _: tenant.collections.folders.infos())
+    )
 
 
 @router.post(
@@ -76,7 +78,7 @@ async def create_collection(
 
         return tenant.collections.folders.create(body.name, check), _info(tenant, body.name)
 
-    created, info = await call.run(work)
+    created, info = await call.on_tenant(work)
     response.status_code = 201 if created else 200
     return info
 
@@ -84,13 +86,13 @@ async def create_collection(
 @router.get("/{name}", summary="Show a collection")
 async def show_collection(name: CollectionName, call: ApiCallDep) -> schemas.CollectionBody:
     """The size of a collection."""
-    return await call.run(lambda tenant, _: _info(tenant, name))
+    return await call.on_tenant(lambda tenant, _: _info(tenant, name))
 
 
 @router.delete("/{name}", summary="Delete a collection")
 async def delete_collection(name: CollectionName, call: ApiCallDep) -> schemas.Deleted:
     """Delete its documents, and the KV of every text that no other collection holds."""
-    if not await call.run(lambda tenant, _: tenant.collections.delete(name), deletes=True):
+    if not await call.on_tenant(lambda tenant, _: tenant.collections.delete(name), deletes=True):
         raise not_found("collection", name, "name")
     return schemas.Deleted(id=name)
 
@@ -103,7 +105,7 @@ async def add_documents(name: CollectionName, call: ApiCallDep) -> schemas.Inges
     ones cost nothing.
     """
     parsed = await _documents(call)
-    return await call.run(partial(_ingest, call.principal, name, parsed))
+    return await call.on_tenant(partial(_ingest, call.principal, name, parsed))
 
 
 @router.get("/{name}/documents", summary="List documents")
@@ -116,7 +118,7 @@ async def list_documents(
     ] = "0",
 ) -> schemas.DocumentList:
     """A page of documents, in the order in which they were stored."""
-    return await call.run_on_collection(
+    return await call.on_collection(
         name, lambda collection, _: _page(collection.index, limit, int(after))
     )
 
@@ -142,7 +144,7 @@ async def show_document(
             metadata=dict(document.metadata),
         )
 
-    return await call.run_on_collection(name, work)
+    return await call.on_collection(name, work)
 
 
 @router.delete("/{name}/documents/{document_id:path}", summary="Delete a document")
@@ -155,7 +157,7 @@ async def delete_document(
         with tenant.collections.use(name) as collection:
             return bool(tenant.collections.remove(collection, [document_id], check).deleted)
 
-    if not await call.run(work, deletes=True):
+    if not await call.on_tenant(work, deletes=True):
         raise not_found("document", document_id, "document_id")
     return schemas.Deleted(id=document_id)
 
@@ -174,7 +176,7 @@ async def search(
         )
         return schemas.SearchResponse(hits=sources_of(hits))
 
-    return await call.run_on_collection(name, work)
+    return await call.on_collection(name, work)
 
 
 async def _documents(call: ApiCall) -> Parsed:
@@ -189,7 +191,7 @@ async def _documents(call: ApiCall) -> Parsed:
     async with service.parser.place(call.principal.tenant):
         large = dataclasses.replace(upload, splitter=service.tenants.splitter)
         body = await _body(request)
-        return await call.run_task(lambda check: service.parser.parse(large, body, check))
+        return await call.on_thread(lambda check: service.parser.parse(large, body, check))
 
 
 async def _body(request: Request) -> bytes:

@@ -13,9 +13,10 @@ from ragkv.runtime import Check
 from ..answers import check_text
 from ..bodies.parts import Strict, optional
 from ..bodies.resources import Listed
+from ..call import ApiCallDep
 from ..errors import ApiError, unknown_model
 from ..limits import check_at_most
-from ..service import ApiCallDep, Service, record_embedding
+from ..service import Service
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
@@ -98,13 +99,13 @@ async def embed(body: EmbeddingsRequest, call: ApiCallDep) -> EmbeddingsResponse
         for text in texts:
             check()
             tokens += embedder.count_tokens(text, owner)
-        record_embedding(call.request, tokens)
+        call.record_embedding(tokens)
         encoded = [_encode(vector, body.encoding_format) for vector in vectors]
         data = [Embedding(index=number, embedding=one) for number, one in enumerate(encoded)]
         usage = EmbeddingsUsage(prompt_tokens=tokens, total_tokens=tokens)
         return EmbeddingsResponse(data=data, model=embedder.name, usage=usage)
 
-    return await call.run_task(work)
+    return await call.on_thread(work)
 
 
 def _embedder(service: Service, model: str) -> Embedder:

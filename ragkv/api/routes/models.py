@@ -9,8 +9,9 @@ from pydantic import BaseModel, Field
 
 from ..bodies.documents import ID_PATTERN
 from ..bodies.resources import Listed
+from ..call import ApiCallDep
 from ..errors import unknown_model
-from ..service import ApiCallDep, Service
+from ..service import Service
 from ..tenants import Tenant
 
 router = APIRouter(prefix="/v1/models", tags=["openai"])
@@ -38,7 +39,9 @@ async def list_models(
     """`model:collection` for each collection, from which it answers; last the language model, which
     answers without documents.
     """
-    return Listed(data=await call.run(lambda tenant, _: models_of(call.service, tenant, type)))
+    return Listed(
+        data=await call.on_tenant(lambda tenant, _: models_of(call.service, tenant, type))
+    )
 
 
 @router.get("/{model:path}", summary="Show a model")
@@ -50,7 +53,7 @@ async def show_model(
 ) -> Model:
     """One of the models, of either type, by its id."""
     service = call.service
-    models = await call.run(
+    models = await call.on_tenant(
         lambda tenant, _: models_of(service, tenant) + models_of(service, tenant, "embedding")
     )
     for one in models:

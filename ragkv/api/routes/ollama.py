@@ -20,8 +20,9 @@ from ragkv.runtime import Check
 
 from ..bodies.chat_answer import ChatResponse, Piece
 from ..bodies.ollama import OllamaEmbedRequest, OllamaRequest, ShowRequest, validated
+from ..call import ApiCallDep
 from ..errors import not_found
-from ..service import ApiCallDep, Service
+from ..service import Service
 from ..sse import Stream
 from ..tenants import Tenant
 from .chat import ChatCompletion
@@ -50,7 +51,7 @@ async def tags(call: ApiCallDep) -> dict[str, Any]:
         found = models_of(call.service, tenant)
         return [_described(call.service, tenant, one.id) for one in found]
 
-    return {"models": await call.run(work)}
+    return {"models": await call.on_tenant(work)}
 
 
 @router.post("/show")
@@ -63,7 +64,7 @@ async def show(body: ShowRequest, call: ApiCallDep) -> dict[str, Any]:
             raise not_found("collection", collection, "model")
         return _described(call.service, tenant, body.model)
 
-    found = await call.run(work)
+    found = await call.on_tenant(work)
     return {**found, "capabilities": ["completion", "tools"], "template": "", "parameters": ""}
 
 
@@ -130,7 +131,7 @@ async def answer(body: OllamaRequest, call: ApiCallDep) -> Response:
     if not body.stream:
         whole = await call.answer(completion.events, ChatResponse)
         return JSONResponse(last(whole, whole.choices[0].message.content or ""))
-    items = await call.service.answer_pool.stream(call.request, completion.events)
+    items = await call.stream(completion.events)
 
     def show(item: Piece | ChatResponse) -> list[str]:
         return [json.dumps(line(item.text) if isinstance(item, Piece) else last(item, "")) + "\n"]

@@ -17,8 +17,8 @@ from ragkv.runtime import Check
 from ..answers import SAVE_S
 from ..bodies.parts import Strict, optional
 from ..bodies.resources import SESSION_PATTERN, Deleted, Listed, SessionId
+from ..call import ApiCallDep
 from ..errors import ApiError, not_found
-from ..service import ApiCallDep
 from ..tenants import Tenant
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"])
@@ -59,7 +59,7 @@ async def list_sessions(
     limit: Annotated[int, Query(ge=1, le=10_000, description="The most conversations.")] = 1000,
 ) -> Listed[SessionBody]:
     """The caller's conversations, the last used first."""
-    return await call.run(
+    return await call.on_tenant(
         lambda tenant, _: Listed(data=_infos(tenant, tenant.last_sessions(limit)))
     )
 
@@ -67,13 +67,13 @@ async def list_sessions(
 @router.get("/{session_id}", summary="Show a conversation")
 async def show_session(session_id: SessionPath, call: ApiCallDep) -> SessionBody:
     """The length of a conversation."""
-    return await call.run(lambda tenant, _: _info(tenant, session_id))
+    return await call.on_tenant(lambda tenant, _: _info(tenant, session_id))
 
 
 @router.delete("/{session_id}", summary="Delete a conversation")
 async def delete_session(session_id: SessionPath, call: ApiCallDep) -> Deleted:
     """Delete its history, and its KV unless another conversation shares it."""
-    await call.run(
+    await call.on_tenant(
         lambda tenant, check: _stored_session(tenant, session_id).delete(check), deletes=True
     )
     return Deleted(id=session_id)
@@ -95,7 +95,7 @@ async def fork_session(session_id: SessionPath, body: ForkRequest, call: ApiCall
         copy.wait_saved(SAVE_S)
         return _info(tenant, copy_id)
 
-    return await call.run(work)
+    return await call.on_tenant(work)
 
 
 @router.post("/{session_id}/rewind", summary="Take back turns")
@@ -121,7 +121,7 @@ async def rewind_session(
             title=session.title,
         )
 
-    return await call.run(work)
+    return await call.on_tenant(work)
 
 
 def _stored_session(tenant: Tenant, session_id: str) -> Session:

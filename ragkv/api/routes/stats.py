@@ -9,8 +9,8 @@ from pydantic import BaseModel, Field
 
 from ragkv.runtime import Check
 
+from ..call import ApiCallDep
 from ..health import described
-from ..service import ApiCallDep
 from ..tenants import Tenant
 
 router = APIRouter(prefix="/v1", tags=["stats"])
@@ -83,4 +83,4 @@ async def stats(call: ApiCallDep) -> StatsResponse:
             selector=chosen["selector"],
         )
 
-    return await call.run(work)
+    return await call.on_tenant(work)

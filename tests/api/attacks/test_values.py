@@ -23,7 +23,7 @@ from ragkv.api.bodies.parts import Strict
 from ragkv.api.keys import ANONYMOUS, KeyFile
 from ragkv.api.middleware import ANSWER_PATHS, count_values
 from ragkv.api.routes import ROUTERS
-from ragkv.api.service import ApiCallDep
+from ragkv.api.call import ApiCallDep
 from ragkv.api.settings import LimitsConfig, QueueConfig
 from ragkv.api.tenants import Tenant
 from ragkv.chat.template import Template
