@@ -34,7 +34,7 @@ from benchmarks.papers_tasks import QUESTIONS, Task, task_of
 from benchmarks.quality_data import Context
 from benchmarks.real_judge import located
 from benchmarks.sets import papers_sets
-from ragkv import Engine, EngineConfig, StoreConfig, config
+from ragkv import Engine, EngineConfig, StoreConfig, registry
 from ragkv.errors import InputError, RagKVError
 from ragkv.retrieval import Embedder, resolve_embedder
 from ragkv.runtime.rates import Rate, duration
@@ -231,7 +231,7 @@ def _options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="retrieve by MiniLM's vectors, as the paper; default BM25",
     )
     parser.add_argument(
-        "--selectors", nargs="+", default=list(SELECTORS), choices=tuple(config.SELECTORS)
+        "--selectors", nargs="+", default=list(SELECTORS), choices=sorted(registry.SELECTORS)
     )
     parser.add_argument(
         "--ratios", nargs="+", type=float, default=list(RATIOS), help="recompute ratios"

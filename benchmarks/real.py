@@ -47,13 +47,13 @@ from benchmarks.real_judge import (
 from benchmarks.real_sets import SETS, Asked, questions
 from benchmarks.rows import Row, Rows, draws, interval, markdown
 from examples.metrics import token_f1
-from ragkv import Engine, config
+from ragkv import Engine, registry
 from ragkv.errors import InputError, PromptTooLongError, RagKVError
 from ragkv.fusion.plan import MOST_ASKING_ROWS
 from ragkv.fusion.selectors import ASKED
 from ragkv.runtime.rates import Rate
 
-SELECTORS = tuple(name for name in config.SELECTORS if name not in ("all", "none"))
+SELECTORS = tuple(name for name in registry.SELECTORS if name not in ("all", "none"))
 # rows of other values are of other runs
 LABEL = ("model", "half", "settings", "asked", "f1_tokens", "tag")
 # Every share in the table is of these: they are always measured.

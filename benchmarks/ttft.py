@@ -38,7 +38,7 @@ from benchmarks.ttft_world import (
     World,
     model_of,
 )
-from ragkv.store import CODECS
+from ragkv.registry import CODECS
 
 SELECTORS = ("hkvd", "hkvd-gradual", "attention", "first-k")
 LONG = 4096  # from so many tokens on there are fewer runs, because a full prefill takes long

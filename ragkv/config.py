@@ -7,13 +7,15 @@ nearest.
 import dataclasses
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self
+from pkgutil import resolve_name
+from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 from .errors import ConfigError
+from .registry import CODECS, DISCARDING_LISTS, POLICIES, SELECTORS
 from .runtime import is_loopback
 from .runtime.setting_values import Default, build, fixed, gather
 
@@ -24,40 +26,10 @@ ReuseMode = Literal["fused", "prefix", "none"]
 R_STAR = 0.15
 MIB = 1024**2
 GIB = 1024**3
-# Names from registries that load torch. A test compares them with the registries.
-CODEC_NAMES = ("raw", "bfloat16", "int8")  # They are the keys of ragkv.store.CODECS.
 WEIGHTS = ("plain", "int8")  # They are the kinds of linear layers.
-DISCARDING_LISTS = ("oldest", "keep-dialogue")  # They are the keys of ragkv.prompt.history.TDLS.
-# The rules that `fusion.selector` may name, as "module:class", imported at the first use of the name.
-SELECTORS = {
-    "all": "ragkv.fusion.static_selectors:Everything",
-    "attention": "ragkv.fusion.selectors:Attention",
-    "first-k": "ragkv.fusion.static_selectors:FirstK",
-    "hkvd": "ragkv.fusion.hkvd:HKVD",
-    "hkvd-gradual": "ragkv.fusion.hkvd:GradualHKVD",
-    "none": "ragkv.fusion.static_selectors:Nothing",
-    "random": "ragkv.fusion.static_selectors:Random",
-}
 # How expected KV, which is exact nowhere, is stored by default.
 EXPECTED_CODEC = "int8"
 CHUNK_TOKENS = 256  # The most tokens of a passage, which is a chunk of the engine, by default.
-RETRIEVER_NAMES = ("bm25", "dense", "fused")  # They are the keys of ragkv.retrieval.RETRIEVERS.
-
-
-class PolicyRow(NamedTuple):
-    """An eviction policy that `store.policy` may name."""
-
-    location: str  # "module:class", which is imported with the first use of the name
-    needs_target: bool = False  # at xi 0 it is LRU
-
-
-POLICIES = {
-    "et-lru": PolicyRow("ragkv.store.policies.et_lru:ETLRU", needs_target=True),
-    "lookahead": PolicyRow("ragkv.store.policies.lru:LookAhead"),
-    "lru": PolicyRow("ragkv.store.policies.lru:LRU"),
-    "t-lru": PolicyRow("ragkv.store.policies.t_lru:TLRU", needs_target=True),
-    "t-lru-guarded": PolicyRow("ragkv.store.policies.t_lru:GuardedTLRU", needs_target=True),
-}
 # A tenant's name can name a directory on any file system.
 TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 
@@ -186,10 +158,10 @@ class StoreConfig:
             raise ConfigError(
                 "store.ttft_target_ms must be more than 0, and takes the place of store.xi_tokens."
             )
-        one_of("store.codec", self.codec, (*CODEC_NAMES, ""))
-        one_of("store.policy", self.policy, tuple(POLICIES))
+        one_of("store.codec", self.codec, (*CODECS, ""))
+        one_of("store.policy", self.policy, POLICIES)
         has_target = self.xi_tokens or self.ttft_target_ms is not None
-        if POLICIES[self.policy].needs_target and not has_target:
+        if resolve_name(POLICIES[self.policy]).needs_target and not has_target:
             raise ConfigError(
                 f"store.policy {self.policy} needs store.ttft_target_ms or store.xi_tokens."
             )
@@ -203,14 +175,14 @@ class FusionConfig:
     ratio: float | None = None
     # recomputed at least, unless a request names its ratio, or the ratio is 0; 0: no floor
     floor_tokens: int = 8
-    selector: str = "attention"  # which tokens: a name in `SELECTORS`
+    selector: str = "attention"  # which tokens: a name in ragkv.registry.SELECTORS
     stored_kv: str = Default("expected")  # of chunks: "expected", or "alone" as in the papers
     # layers read ahead of the one being fused; 0: none; None: as measured
     read_ahead_layers: int | None = fixed(None)
     seed: int = fixed(0)  # of the `random` selector
 
     def __post_init__(self) -> None:
-        one_of("fusion.selector", self.selector, tuple(SELECTORS))
+        one_of("fusion.selector", self.selector, SELECTORS)
         one_of("fusion.stored_kv", self.stored_kv, ("expected", "alone"))
         at_least(self, read_ahead_layers=0, floor_tokens=0)
         if self.ratio is not None and not 0.0 <= self.ratio <= 1.0:
@@ -395,7 +367,7 @@ def at_least(config: Any, **minimums: float) -> None:
             raise ConfigError(f"{name} is {value}; it must be at least {minimum}.")
 
 
-def one_of(name: str, value: str, known: Sequence[str]) -> None:
+def one_of(name: str, value: str, known: Collection[str]) -> None:
     """Raise `ConfigError` if the setting `name` has an unknown value."""
     if value not in known:
         raise ConfigError(

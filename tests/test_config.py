@@ -5,7 +5,7 @@ its name.
 import dataclasses
 import re
 import typing
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,10 @@ import pytest
 
 from ragkv import EngineConfig, FusionConfig, KCacheConfig, PromptConfig, StoreConfig
 from ragkv.config import (
-    CODEC_NAMES,
-    DISCARDING_LISTS,
     GIB,
-    RETRIEVER_NAMES,
 )
 from ragkv.errors import ConfigError
-from ragkv.prompt.history import TDLS
-from ragkv.retrieval.retrievers import RETRIEVERS
 from ragkv.runtime.setting_values import is_setting
-from ragkv.store import CODECS
 
 MOST_SETTINGS = 66  # a new one takes the place of another
 
@@ -208,34 +202,6 @@ def test_an_optional_group_is_off_by_default_and_can_be_switched_off_by_name() -
         EngineConfig.from_dict({"kcache": True})
     with pytest.raises(ConfigError, match=r"kcache.topn. Did you mean kcache.top_n"):
         EngineConfig.from_dict({"kcache": {"topn": 3}})
-
-
-@pytest.mark.parametrize(
-    ("known", "registered"),
-    [
-        (CODEC_NAMES, CODECS),
-        (RETRIEVER_NAMES, RETRIEVERS),
-        (DISCARDING_LISTS, TDLS),
-    ],
-    ids=["codecs", "retrievers", "discarding lists"],
-)
-def test_the_settings_know_every_registered_name(
-    known: tuple[str, ...], registered: Collection[str]
-) -> None:
-    assert sorted(known) == sorted(registered)
-
-
-@pytest.mark.parametrize(
-    ("group", "setting"),
-    [("store", "codec"), ("store", "policy"), ("fusion", "selector"), ("session", "discard")],
-)
-def test_a_name_that_is_not_registered_is_refused_and_the_known_ones_are_listed(
-    group: str, setting: str
-) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"{group}\.{setting} is 'bogus'; it must be one of: \w+"
-    ):
-        EngineConfig.from_dict({group: {setting: "bogus"}})
 
 
 class TestFixedValues:

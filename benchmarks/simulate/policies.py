@@ -12,10 +12,10 @@ from collections.abc import Container, Iterable
 from pkgutil import resolve_name
 
 from ragkv.errors import ConfigError
+from ragkv.registry import POLICIES
 from ragkv.store.policies import (
     LRU,
     NEVER,
-    POLICIES,
     Cut,
     Policy,
     PolicySettings,
@@ -196,7 +196,7 @@ SIMULATOR_ONLY: dict[str, type[Policy]] = {
     "threshold-lru": ThresholdLRU,
 }
 ALL_POLICIES: dict[str, type[Policy]] = {
-    name: resolve_name(row.location) for name, row in POLICIES.items()
+    name: resolve_name(place) for name, place in POLICIES.items()
 } | SIMULATOR_ONLY
 
 

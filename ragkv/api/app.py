@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Response, Security
-from fastapi.responses import FileResponse
+from fastapi.responses import HTMLResponse
 from fastapi.security import HTTPBearer
 from fastapi.staticfiles import StaticFiles
 
 from ragkv import __version__
 from ragkv.engine import Engine
 from ragkv.errors import RagKVError
+from ragkv.registry import SELECTORS
 from ragkv.retrieval import Embedder
 from ragkv.runtime import examples, freeze_objects
 
@@ -97,9 +98,9 @@ def create_app(
     if (PAGE / "index.html").is_file():
         # Ollama's clients send HEAD to see whether the server is there
         @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
-        async def page() -> FileResponse:
+        async def page() -> HTMLResponse:
             """The page."""
-            return FileResponse(PAGE / "index.html", media_type="text/html")
+            return HTMLResponse(page_text())
 
         app.add_api_route("/static/examples.json", _examples_for_the_page, include_in_schema=False)
         app.mount("/static", StaticFiles(directory=PAGE), name="static")
@@ -118,6 +119,13 @@ def _serve_openapi(app: FastAPI) -> None:
     async def openapi() -> Response:
         """The OpenAPI document."""
         return Response(await asyncio.shield(made()), media_type="application/json")
+
+
+@functools.cache
+def page_text() -> str:
+    """The page, which offers every selector."""
+    options = "".join(f"<option>{name}</option>" for name in SELECTORS)
+    return (PAGE / "index.html").read_text("utf-8").replace("<!-- selectors -->", options)
 
 
 @functools.cache

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ragkv.config import RETRIEVER_NAMES, SELECTORS, WEIGHTS, EngineConfig
+from ragkv.config import WEIGHTS, EngineConfig
 from ragkv.errors import ConfigError, InputError, StoreLockedError
 from ragkv.home import VARIABLE, KnownHome, locate
+from ragkv.registry import RETRIEVERS, SELECTORS
 from ragkv.runtime import loading_objects, server_file
 from ragkv.runtime.setting_values import FILE_VARIABLE, gather, overlay, toml_values
 
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     WeightsChoice = str
 else:  # typer shows the choices in the help, and refuses all others
     SelectorChoice = Literal[tuple(SELECTORS)]
-    RetrieverChoice = Literal[RETRIEVER_NAMES]
+    RetrieverChoice = Literal[tuple(RETRIEVERS)]
     DtypeChoice = Literal[DTYPES]
     WeightsChoice = Literal[WEIGHTS]
 

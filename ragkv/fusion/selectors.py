@@ -20,8 +20,8 @@ from typing import ClassVar
 
 import torch
 
-from ragkv.config import SELECTORS
 from ragkv.errors import ConfigError
+from ragkv.registry import SELECTORS
 
 from .plan import Candidates
 

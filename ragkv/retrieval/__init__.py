@@ -23,12 +23,10 @@ from .ingested import (
     IngestReport,
 )
 from .passages import Hit, Metadata, Passage
-from .retrievers import RETRIEVERS
 from .splitter import Splitter
 
 __all__ = [
     "LOADERS",
-    "RETRIEVERS",
     "Document",
     "DocumentSummary",
     "Embedder",

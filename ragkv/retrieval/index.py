@@ -8,8 +8,10 @@ models, tokenizers or KV.
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from pkgutil import resolve_name
 
 from ragkv.errors import ConfigError, InputError, ModelError
+from ragkv.registry import RETRIEVERS
 from ragkv.runtime import Check, Closing, no_check
 from ragkv.runtime.arguments import check_kind
 
@@ -21,7 +23,7 @@ from .index_schema import open_file
 from .index_writes import IndexWrites
 from .ingestion import Ingestion
 from .passages import Hit, Passage, read_passages
-from .retrievers import RETRIEVERS, IndexTexts, Query, dense, rank
+from .retrievers import IndexTexts, Query, Ranking, dense, rank
 from .splitter import Splitter
 
 logger = logging.getLogger(__name__)
@@ -96,7 +98,7 @@ class Index(Closing):
         if not query.strip():
             return []
         check()
-        rankings = RETRIEVERS[retriever]
+        rankings: Sequence[Ranking] = resolve_name(RETRIEVERS[retriever])
         wanted = Query(query, condition, self._vector_of(query) if dense in rankings else None)
         check()
         # else a deletion might remove a hit between ranking and reading

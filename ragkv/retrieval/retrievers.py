@@ -1,5 +1,5 @@
 """Retrievers rank the distinct texts of an index for a query; each is chosen by its name in
-`RETRIEVERS`.
+`RETRIEVERS` (`registry.py`).
 
 A retriever is one ranking, or several fused by rank. A ranking reads the texts in the state in which
 the caller's `IndexFile.reading` holds them, and returns their numbers; it knows no documents.
@@ -177,11 +177,10 @@ def _faiss() -> Any:
     return faiss
 
 
-RETRIEVERS: dict[str, tuple[Ranking, ...]] = {
-    "bm25": (bm25,),
-    "dense": (dense,),
-    "fused": (bm25, dense),
-}
+# What `RETRIEVERS` names.
+BM25: tuple[Ranking, ...] = (bm25,)
+DENSE: tuple[Ranking, ...] = (dense,)
+FUSED: tuple[Ranking, ...] = (bm25, dense)
 
 
 def rank(

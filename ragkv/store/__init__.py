@@ -8,10 +8,10 @@ torch, so torch is loaded only with the first name that needs it.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .policies import LRU, POLICIES, Item, Policy, TurnSize, make_policy
+from .policies import LRU, Item, Policy, TurnSize, make_policy
 
 if TYPE_CHECKING:
-    from .codecs import CODECS, stored_bytes
+    from .codecs import codec_of, stored_bytes
     from .contents import deleted_everywhere
     from .entry import (
         Entry,
@@ -62,7 +62,6 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "JobQueue",
-    "CODECS",
     "DiskTier",
     "Entry",
     "EntryInfo",
@@ -75,7 +74,6 @@ __all__ = [
     "Lease",
     "MemoryLease",
     "MemoryTier",
-    "POLICIES",
     "Policy",
     "PrefetchHint",
     "Prefetcher",
@@ -87,6 +85,7 @@ __all__ = [
     "TierKind",
     "TierStats",
     "TurnSize",
+    "codec_of",
     "conversation_group",
     "deleted_everywhere",
     "dtype_name",

@@ -6,7 +6,7 @@ is stored raw. Then it takes more bytes, and is read back unchanged.
 
 import torch
 
-from .codecs import CODECS, RAW, Codec
+from .codecs import RAW, Codec, codec_of
 from .entry import EncodedEntry, Entry
 
 
@@ -18,7 +18,7 @@ def encoded(entry: Entry | EncodedEntry, page_locked: bool = False) -> EncodedEn
     device as they are.
     """
     if isinstance(entry, Entry):
-        codec = CODECS[entry.info.identity.codec]
+        codec = codec_of(entry.info.identity.codec)
         layers = entry.kv if codec.in_place else _encoded_layers(codec, entry)
         if layers is None:
             codec = RAW

@@ -25,7 +25,7 @@ import torch
 
 from ragkv.errors import EntryDamagedError
 
-from .codecs import CODECS, Codec
+from .codecs import Codec, codec_of
 
 FORMAT_VERSION = 5  # of KV and of identities; `RECORD_VERSION` is that of the bytes of an entry
 _KEY_TEXT = re.compile(r"[0-9a-f]{64}")
@@ -174,7 +174,7 @@ class EntryInfo:
         """Whether reading returns every bit that was computed; a span of a lossy entry is never
         exact.
         """
-        return CODECS[self.identity.codec].lossless
+        return codec_of(self.identity.codec).lossless
 
     @property
     def layer_bytes(self) -> int:

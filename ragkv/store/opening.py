@@ -1,8 +1,7 @@
 """Opens the store that the settings ask for, and its tiers.
 
-A line of `TIERS` is all that the store knows of a tier: which setting asks for it, and which
-function opens it. The tier's file is imported by name when it is opened. So a tier of a package
-above this one (`cluster/`) needs no import here, and is loaded only where it is used.
+A row of `TIERS` (`registry.py`) is all that the store knows of a tier: which setting asks for it,
+and which function opens it.
 """
 
 from contextlib import ExitStack
@@ -10,17 +9,11 @@ from pkgutil import resolve_name
 from typing import NamedTuple
 
 from ragkv.config import StoreConfig
+from ragkv.registry import TIERS
 
 from .policies import Policy, PolicySettings, make_policy
 from .store import Store
 from .tiers import DiskTier, MemoryTier, ReadOnlyDiskTier, Tier, TierKind
-
-
-class TierRow(NamedTuple):
-    """One kind of tier."""
-
-    setting: str  # of `StoreConfig`; the tier is there if it is neither 0 nor None
-    opener: str  # "module:function", which is given a `TierRequest`
 
 
 class TierRequest(NamedTuple):
@@ -31,18 +24,9 @@ class TierRequest(NamedTuple):
     page_locked: bool  # entries in memory are page-locked where CUDA is there
 
 
-# By kind, fastest first: promotions go up, writes go down.
-TIERS = {
-    TierKind.MEMORY: TierRow("memory_bytes", "ragkv.store.opening:open_memory"),
-    TierKind.DISK: TierRow("directory", "ragkv.store.opening:open_disk"),
-    TierKind.REDIS: TierRow("redis", "ragkv.cluster:open_redis"),
-    TierKind.S3: TierRow("s3", "ragkv.cluster:open_s3"),
-}
-
-
 def kinds_of(config: StoreConfig) -> tuple[TierKind, ...]:
     """The tiers that `config` asks for, fastest first."""
-    return tuple(kind for kind, tier in TIERS.items() if getattr(config, tier.setting))
+    return tuple(TierKind(name) for name, tier in TIERS.items() if getattr(config, tier.setting))
 
 
 def open_store(
@@ -76,7 +60,7 @@ def open_tiers(
     with ExitStack() as opened:  # if one cannot be opened, those above it are closed again
         for kind in kinds or kinds_of(config):
             asked = TierRequest(config, make_policy(config.policy, settings), page_locked)
-            tiers.append(resolve_name(TIERS[kind].opener)(asked))
+            tiers.append(resolve_name(TIERS[kind.value].opener)(asked))
             opened.callback(tiers[-1].close)
         opened.pop_all()
     return tiers

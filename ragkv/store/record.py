@@ -23,8 +23,9 @@ import torch
 import xxhash
 
 from ragkv.errors import EntryDamagedError
+from ragkv.registry import CODECS
 
-from .codecs import CODECS, Codec
+from .codecs import Codec, codec_of
 from .entry import EncodedEntry, EntryInfo, EntryKey, Identity
 
 Bytes = bytes | bytearray | memoryview
@@ -184,7 +185,7 @@ def _head(key: EntryKey, facts: dict[str, Any], head: bytes, digest: Digest) -> 
     checksums = tuple(map(str, facts["layer_checksums"]))
     if min(layers, kv_heads, head_dim) < 1 or len(checksums) != layers:
         raise ValueError(f"a shape of {facts['shape']} with {len(checksums)} checksums")
-    codec = CODECS[facts["codec"]]
+    codec = codec_of(facts["codec"])
     return RecordHead(
         info=info,
         codec=codec,

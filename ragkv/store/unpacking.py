@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from .codecs import Codec, Int8Codec
+from .codecs import Codec
+from .codecs.int8 import Int8Codec
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ import pytest
 
 from ragkv import Engine, EngineConfig, SessionConfig, StoreConfig
 from ragkv.errors import StoreLockedError
-from ragkv.store import open_store
-from ragkv.store.opening import TIERS, TierKind, TierRow
+from ragkv.registry import TIERS, TierRow
+from ragkv.store import TierKind, open_store
 from tests import tiny_models
 from tests.engine.helpers import A, engine_of
 from tests.faults import raising
@@ -50,7 +50,7 @@ def test_a_tier_that_cannot_be_opened_leaves_no_other_open(
 ) -> None:
     config = StoreConfig(directory=str(tmp_path))
     kinds = (TierKind.DISK, TierKind.S3)
-    monkeypatch.setitem(TIERS, TierKind.S3, TierRow("s3", f"{__name__}:refusing"))
+    monkeypatch.setitem(TIERS, "s3", TierRow("s3", f"{__name__}:refusing"))
     with pytest.raises(RuntimeError, match="no server"):
         open_store(config, *kinds)
     open_store(config).close()

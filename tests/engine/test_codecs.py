@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ragkv import StoreConfig
-from ragkv.config import CODEC_NAMES
+from ragkv.registry import CODECS
 
 from .helpers import PREFIX, A, B, C, Q, close, counts, engine_of, full_prefill, ids
 
@@ -52,11 +52,11 @@ def test_exact_reuse_computes_a_rounded_chunk(rounded: StoreConfig) -> None:
 
 
 def test_engines_of_different_codecs_share_a_directory_but_no_entry(tmp_path: Path) -> None:
-    for codec, encoded in [(name, encoded) for encoded in (1, 0) for name in CODEC_NAMES]:
+    for codec, encoded in [(name, encoded) for encoded in (1, 0) for name in CODECS]:
         store = StoreConfig(directory=str(tmp_path), codec=codec)
         with engine_of(store=store) as engine:
             assert engine.entries.warm([A]).encoded == encoded, codec
-    assert len(list(tmp_path.glob("entries/*/*"))) == len(CODEC_NAMES)
+    assert len(list(tmp_path.glob("entries/*/*"))) == len(CODECS)
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 10**6])

@@ -26,6 +26,7 @@ from ragkv.model import Recording, RotaryTables
 from ragkv.model.device import masked
 from ragkv.model.device.kernels import placing_kernel
 from ragkv.model.families import ADAPTERS
+from ragkv.registry import SELECTORS
 from ragkv.store import Entry, MemoryLease
 from ragkv.store.encoding import encoded
 from ragkv.store.entry import EncodedEntry, EntryInfo, Identity

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ragkv import Engine
-from ragkv.config import SELECTORS
 from ragkv.fusion import Selection, make_selector
+from ragkv.registry import SELECTORS
 from tests import tiny_models
 from tests.fusion import helpers
 

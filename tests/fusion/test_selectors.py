@@ -5,9 +5,9 @@ twice.
 import pytest
 
 from ragkv import Engine
-from ragkv.config import SELECTORS
 from ragkv.errors import ConfigError
 from ragkv.fusion import Selection, make_selector
+from ragkv.registry import SELECTORS
 from tests.fusion import helpers, selector_rules
 from tests.fusion.selector_rules import RATIOS, budget
 

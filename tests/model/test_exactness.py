@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ragkv import Engine, EngineConfig
-from ragkv.config import SELECTORS
 from ragkv.model import attention
+from ragkv.registry import SELECTORS
 from tests import reference, tiny_models
 
 CHUNKS = [tiny_models.tokens(count, seed) for seed, count in enumerate((30, 26, 34))]

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from ragkv import Engine
-from ragkv.config import SELECTORS
 from ragkv.errors import EntryDamagedError
 from ragkv.fusion import PreparedPrompt
+from ragkv.registry import SELECTORS
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, Q, close, engine_of, full_prefill, ids, stored
 from tests.faults import raising

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from ragkv import Engine, StoreConfig
-from ragkv.config import SELECTORS
 from ragkv.fusion import Selection, make_selector
+from ragkv.registry import SELECTORS
 from tests import tiny_models
 from tests.engine.helpers import PREFIX, TOKEN_BYTES, A, B, C, Q, counts, engine_of
 from tests.fixed import fixed

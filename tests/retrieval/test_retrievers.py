@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ragkv.errors import ConfigError, InputError
-from ragkv.retrieval import RETRIEVERS, Document, Index
+from ragkv.registry import RETRIEVERS
+from ragkv.retrieval import Document, Index
 from ragkv.retrieval.retrievers import ScoredText, fuse, terms
 from tests.retrieval.fakes import HashEmbedder, word_splitter
 

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from ragkv.config import CODEC_NAMES
+from ragkv.registry import CODECS
 from ragkv.store import LRU, DiskTier, Entry, Lease, MemoryTier, Tier
 from ragkv.store.encoding import encoded
 
@@ -18,7 +18,7 @@ from .entries import as_stored, ids_of, make_entry, read_all, same, with_codec
 NUMBERS = st.integers(0, 7)
 ENTRIES = [  # of three sizes in two codecs
     make_entry(
-        number, layers=1 + number % 3, identity=with_codec(CODEC_NAMES[number % len(CODEC_NAMES)])
+        number, layers=1 + number % 3, identity=with_codec(sorted(CODECS)[number % len(CODECS)])
     )
     for number in range(8)
 ]

@@ -9,9 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragkv.config import CODEC_NAMES, StoreConfig
-from ragkv.store import CODECS, Entry, open_store
-from ragkv.store.codecs import RAW, Codec, Int8Codec
+from ragkv.config import StoreConfig
+from ragkv.registry import CODECS
+from ragkv.store import Entry, codec_of, open_store
+from ragkv.store.codecs import RAW, Codec
+from ragkv.store.codecs.int8 import Int8Codec
 from ragkv.store.encoding import encoded
 from ragkv.store.entry import EncodedEntry
 from ragkv.store.record import OtherVersionError, read_head, record_of
@@ -24,7 +26,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 40), st.integers(1, 17))
 
 
-@pytest.fixture(params=list(CODECS.values()), ids=lambda codec: codec.name)
+@pytest.fixture(params=[codec_of(name) for name in CODECS], ids=lambda codec: codec.name)
 def codec(request: pytest.FixtureRequest) -> Codec:
     found: Codec = request.param
     return found
@@ -127,12 +129,12 @@ def test_a_rounding_codec_refuses_nan_and_infinities(
 
 def test_bfloat16_keeps_the_nearest_number_and_refuses_what_would_become_infinite() -> None:
     layer = torch.randn(2, 2, 9, 7) * 1e3
-    back = there_and_back(CODECS["bfloat16"], layer)
+    back = there_and_back(codec_of("bfloat16"), layer)
     assert torch.equal(back, layer.bfloat16().float())
     half = layer.bfloat16()
-    assert torch.equal(there_and_back(CODECS["bfloat16"], half), half)
+    assert torch.equal(there_and_back(codec_of("bfloat16"), half), half)
     layer[1, 1, 8, 6] = torch.finfo(torch.float32).max  # rounds up, beyond the largest bfloat16
-    assert CODECS["bfloat16"].encode(layer) is None
+    assert codec_of("bfloat16").encode(layer) is None
 
 
 def test_int8_refuses_float64_and_ranges_beyond_float32() -> None:
@@ -145,7 +147,7 @@ def test_int8_refuses_float64_and_ranges_beyond_float32() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
 def test_an_entry_that_its_codec_refuses_is_stored_raw_under_the_same_identity(dtype: str) -> None:
     entry = make_entry(identity=with_codec("int8", replace(IDENTITY, dtype=dtype)))
-    assert encoded(entry).codec is (RAW if dtype == "float64" else CODECS["int8"])
+    assert encoded(entry).codec is (RAW if dtype == "float64" else codec_of("int8"))
     entry.kv[1, 0, 0, 1, 1] = torch.nan  # in the second layer alone
     stored_entry = encoded(entry)
     assert stored_entry.codec is RAW
@@ -164,14 +166,14 @@ def test_layers_of_an_odd_number_of_bytes_keep_their_scales_aligned(tokens: int)
     entry = Entry(info, torch.randn(3, *info.shape).bfloat16())
     stored_entry = encoded(entry)
     for layer in range(3):
-        alone = CODECS["int8"].encode(entry.kv[layer])
+        alone = codec_of("int8").encode(entry.kv[layer])
         assert alone is not None
         assert torch.equal(
             stored_entry.read_layer(layer), INT8.decode(alone, torch.empty_like(entry.kv[layer]))
         )
 
 
-@pytest.mark.parametrize("name", CODEC_NAMES)
+@pytest.mark.parametrize("name", CODECS)
 def test_a_store_serves_its_codec_from_every_tier_and_after_a_restart(
     name: str, tmp_path: Path
 ) -> None:
@@ -189,7 +191,7 @@ def test_a_store_serves_its_codec_from_every_tier_and_after_a_restart(
             assert memory.entries == disk.entries == 1
             assert memory.used_bytes == encoded(entry).size_bytes
             assert served(store, entry)  # from memory again, promoted in encoded form
-            for other in set(CODEC_NAMES) - {name}:
+            for other in set(CODECS) - {name}:
                 assert store.lease(with_codec(other), entry.info.token_ids) is None
 
 
@@ -199,7 +201,7 @@ def test_a_record_in_an_unknown_codec_counts_as_another_version(tmp_path: Path) 
     class Later(Int8Codec):
         name = "later"
 
-    encoded = EncodedEntry(entry.info, Later(), CODECS["int8"].encode(entry.kv[0]).repeat(2, 1))  # type: ignore[union-attr]
+    encoded = EncodedEntry(entry.info, Later(), codec_of("int8").encode(entry.kv[0]).repeat(2, 1))  # type: ignore[union-attr]
     head, layers = record_of(encoded)
     (tmp_path / "e").write_bytes(b"".join([head, *layers]))
     with (

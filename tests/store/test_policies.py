@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.simulate import ALL_POLICIES, SIMULATOR_ONLY, make_any_policy
-from ragkv.config import POLICIES, EngineConfig, StoreConfig
+from ragkv.config import EngineConfig, StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.store import Policy, make_policy, open_store
 from ragkv.store.policies import PolicySettings, TurnSize
@@ -75,11 +75,6 @@ class TestEveryPolicy:
                     assert cut.group in there and 0 <= cut.keep < held[cut.group]
                     held[cut.group] = cut.keep
                     policy.held(cut.group, cut.keep, cut.keep, float(now))
-
-
-@pytest.mark.parametrize("name", sorted(POLICIES))
-def test_every_row_of_the_table_names_a_policy(name: str) -> None:
-    assert isinstance(make_policy(name), Policy)
 
 
 def test_an_unknown_policy_is_refused_naming_the_known_ones() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ragkv.config import CODEC_NAMES, StoreConfig
+from ragkv.config import StoreConfig
+from ragkv.registry import CODECS, TIERS, TierRow
 from ragkv.store import (
     LRU,
     DiskTier,
@@ -22,7 +23,6 @@ from ragkv.store import (
     open_store,
 )
 from ragkv.store.encoding import encoded
-from ragkv.store.opening import TIERS, TierRow
 from tests.cluster.helpers import counted, remote_tier
 
 from .entries import (
@@ -44,7 +44,7 @@ MakeEntry = Callable[..., Entry]
 MakeTier = Callable[..., Tier]
 
 
-@pytest.fixture(params=CODEC_NAMES)
+@pytest.fixture(params=sorted(CODECS))
 def identity(request: pytest.FixtureRequest) -> Identity:
     return with_codec(request.param)
 
@@ -76,7 +76,7 @@ MAKERS: dict[str, Callable[[pytest.FixtureRequest, Path, Entry, float], Tier]] =
 
 
 def test_the_contract_runs_over_every_tier() -> None:
-    assert set(MAKERS) - {"toy"} == {kind.value for kind in TIERS} == {k.value for k in TierKind}
+    assert set(MAKERS) - {"toy"} == set(TIERS) == {kind.value for kind in TierKind}
 
 
 @pytest.fixture(params=MAKERS)
@@ -389,7 +389,7 @@ def test_a_tier_of_one_file_and_one_line_is_opened_from_settings_and_takes_its_p
     place of the disk.
     """
     line = TierRow("directory", "tests.store.toy_tier:open_toy")
-    monkeypatch.setitem(TIERS, TierKind.DISK, line)
+    monkeypatch.setitem(TIERS, "disk", line)
     config = StoreConfig(directory=str(tmp_path), memory_bytes=2 * make_entry().size_bytes)
     with open_store(config) as store:
         memory, toy = store.tiers

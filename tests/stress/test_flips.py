@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from ragkv.config import CODEC_NAMES
+from ragkv.registry import CODECS
 from ragkv.store import EntryKey, open_store
 from tests.store.entries import IDENTITY, ids_of, make_entry, served, with_codec
 
 from .writing import config_of
 
 ENTRIES = [
-    make_entry(number, tokens=100, identity=with_codec(CODEC_NAMES[number % len(CODEC_NAMES)]))
+    make_entry(number, tokens=100, identity=with_codec(sorted(CODECS)[number % len(CODECS)]))
     for number in range(6)
 ]
 

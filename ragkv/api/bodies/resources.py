@@ -7,11 +7,11 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, Field, StringConstraints
 
-from ragkv.config import SELECTORS, ReuseMode
+from ragkv.config import ReuseMode
 from ragkv.entries import WarmReport
 from ragkv.prompt import AnswerOptions
 from ragkv.prompt.constraints import ResponseFormat, parse
-from ragkv.retrieval import RETRIEVERS
+from ragkv.registry import RETRIEVERS, SELECTORS
 from ragkv.types import PromptSpan, Reuse, Timing
 
 from ..errors import ApiError

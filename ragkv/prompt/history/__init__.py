@@ -14,7 +14,7 @@ from .history import (
     exact_blocks,
     with_turn,
 )
-from .truncation import TDLS, fitted, merged
+from .truncation import fitted, merged
 
 __all__ = [
     "Block",
@@ -28,7 +28,6 @@ __all__ = [
     "PastTurn",
     "REWINDABLE",
     "SAVE_WAIT_S",
-    "TDLS",
     "exact_blocks",
     "fitted",
     "merged",

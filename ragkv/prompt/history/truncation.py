@@ -5,11 +5,13 @@ A token discarding list (TDL) chooses ranges of tokens; `History.without` edits 
 is loaded or computed here: the KV that is kept is rotated to its new positions when it is read.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from pkgutil import resolve_name
 from typing import NamedTuple
 
 from ragkv.config import SessionConfig
 from ragkv.errors import InputError
+from ragkv.registry import DISCARDING_LISTS
 
 from .history import History, PartKind, Ranges
 
@@ -65,17 +67,12 @@ def _oldest_behind(dropped: Ranges, view: View, count: int) -> Iterator[tuple[in
         at = max(at, stop)
 
 
-TDLS: dict[str, Callable[[View], list[tuple[int, int]]]] = {
-    "oldest": oldest,
-    "keep-dialogue": keep_dialogue,
-}
-
-
 def _discarded(history: History, needed: int, settings: SessionConfig) -> Ranges:
     """What the settings' TDL drops of `history` when `needed` tokens must go."""
     target = max(int(settings.truncation_ratio * len(history)), 1 if needed else 0)
     sinks = min(settings.sink_tokens, len(history))
-    return merged(TDLS[settings.discard](View(history, needed, target, sinks)), len(history))
+    discard = resolve_name(DISCARDING_LISTS[settings.discard])
+    return merged(discard(View(history, needed, target, sinks)), len(history))
 
 
 def merged(ranges: Iterable[tuple[int, int]], length: int) -> Ranges:

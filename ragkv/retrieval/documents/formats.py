@@ -3,7 +3,7 @@
 A format is a row here and a function. Its module is imported with its first file.
 """
 
-from importlib import import_module
+from pkgutil import resolve_name
 
 from .reading import Loader
 
@@ -52,6 +52,5 @@ KNOWN = "text, source code, " + " ".join(one for one, by in FORMATS.items() if b
 
 def loader_of(suffix: str) -> Loader:
     """What reads files with this ending; any other is read as plain text."""
-    module, function = FORMATS.get(suffix, _TEXT).split(":")
-    loader: Loader = getattr(import_module(f".{module}", __package__), function)
+    loader: Loader = resolve_name(f"{__package__}.{FORMATS.get(suffix, _TEXT)}")
     return loader

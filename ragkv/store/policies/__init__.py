@@ -1,14 +1,15 @@
 """Eviction policies of a live store: one contract and its implementations. Each is loaded at the
 first use of its name.
 
-`POLICIES` (`config.py`) is their one table. Baselines of the papers, and policies that must know the
+`POLICIES` (`registry.py`) is their one table. Baselines of the papers, and policies that must know the
 future, are in `benchmarks.simulate`.
 """
 
 from pkgutil import resolve_name
 
-from ragkv.config import POLICIES, at_least
+from ragkv.config import at_least
 from ragkv.errors import ConfigError
+from ragkv.registry import POLICIES
 
 from .base import Cut, Item, Policy
 from .inputs import NEVER, NextRequest, PolicySettings, TurnSize
@@ -26,7 +27,7 @@ def make_policy(name: str, settings: PolicySettings | None = None) -> Policy:
             "`python -m benchmarks.simulate` has more: baselines, and policies that know the "
             "future."
         )
-    made: Policy = resolve_name(POLICIES[name].location)(settings)
+    made: Policy = resolve_name(POLICIES[name])(settings)
     return made
 
 
@@ -39,7 +40,6 @@ def check_settings(settings: PolicySettings | None) -> None:
 __all__ = [
     "LRU",
     "NEVER",
-    "POLICIES",
     "Cut",
     "Item",
     "NextRequest",

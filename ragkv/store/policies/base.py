@@ -15,7 +15,7 @@ simulator, times are seconds of one clock.
 from abc import ABC, abstractmethod
 from collections.abc import Container
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from .inputs import PolicySettings, TurnSize
 
@@ -45,6 +45,8 @@ class Item:
 
 class Policy(ABC):
     """Chooses what a full tier evicts."""
+
+    needs_target: ClassVar[bool] = False  # whether it is LRU as long as no threshold is set
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         self.settings = settings or PolicySettings()

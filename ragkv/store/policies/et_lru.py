@@ -34,6 +34,8 @@ class ETLRU(Policy):
     L + xi)`.
     """
 
+    needs_target = True
+
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
         self._learner = ModelLearner(self.settings)

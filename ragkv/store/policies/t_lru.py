@@ -21,6 +21,8 @@ class TLRU(LRU):
     that stands alone expects no turn and is never trimmed.
     """
 
+    needs_target = True
+
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
         self._budget: dict[str, int] = {}  # blocks worth keeping, set when a turn is served

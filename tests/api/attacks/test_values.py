@@ -20,10 +20,10 @@ from fastapi.testclient import TestClient
 
 from ragkv import Engine
 from ragkv.api.bodies.parts import Strict
+from ragkv.api.call import ApiCallDep
 from ragkv.api.keys import ANONYMOUS, KeyFile
 from ragkv.api.middleware import ANSWER_PATHS, count_values
 from ragkv.api.routes import ROUTERS
-from ragkv.api.call import ApiCallDep
 from ragkv.api.settings import LimitsConfig, QueueConfig
 from ragkv.api.tenants import Tenant
 from ragkv.chat.template import Template

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import ragkv
-from ragkv.config import SELECTORS
+from ragkv.api.app import page_text
+from ragkv.registry import SELECTORS
 
 PAGE = Path(ragkv.__file__).parent / "api" / "page"
 FILES = sorted(path for path in PAGE.iterdir() if path.is_file())
@@ -37,8 +38,7 @@ def test_no_script_turns_text_into_markup_or_code(path: Path) -> None:
 
 
 def test_the_page_offers_every_selector() -> None:
-    page = (PAGE / "index.html").read_text("utf-8")
-    menu = re.search(r"The server's choice</option>(.*?)</select>", page, re.DOTALL)
+    menu = re.search(r"The server's choice</option>(.*?)</select>", page_text(), re.DOTALL)
     assert menu is not None
     assert sorted(re.findall(r"<option>([\w-]+)</option>", menu[1])) == sorted(SELECTORS)
 

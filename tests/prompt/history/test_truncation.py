@@ -3,6 +3,7 @@ computed again.
 """
 
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ import torch
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import SessionConfig
 from ragkv.errors import InputError, PromptTooLongError
-from ragkv.prompt.history import TDLS, Block, History, Part, PartKind, fitted, merged
+from ragkv.prompt.history import Block, History, Part, PartKind, fitted, merged
 from ragkv.prompt.history.truncation import View
+from ragkv.registry import DISCARDING_LISTS
 from tests import reference, tiny_models
 from tests.conversations.helpers import ask, engine_at, files, question, talk, with_kv
 from tests.engine.helpers import A, B, close, full_prefill
@@ -79,7 +81,9 @@ class TestDroppedTokens:
     )
 
     def dropped(self, name: str, needed: int, target: int, sinks: int = 0) -> list[tuple[int, int]]:
-        return TDLS[name](View(History((), tuple(range(20)), self.parts), needed, target, sinks))
+        view = View(History((), tuple(range(20)), self.parts), needed, target, sinks)
+        found: list[tuple[int, int]] = resolve_name(DISCARDING_LISTS[name])(view)
+        return found
 
     def test_oldest_drops_the_first_tokens_behind_the_sinks(self) -> None:
         assert self.dropped("oldest", 1, 10) == [(0, 10)]
@@ -94,7 +98,7 @@ class TestDroppedTokens:
         # half of the 8 remaining words
         assert merged(self.dropped("keep-dialogue", 13, 10), 20) == [(0, 16)]
 
-    @pytest.mark.parametrize("discard", TDLS)
+    @pytest.mark.parametrize("discard", DISCARDING_LISTS)
     def test_all_history_is_dropped_before_a_prompt_is_refused(self, discard: str) -> None:
         history = History((), tuple(range(20)), self.parts)
         for room in range(12):
