@@ -59,7 +59,7 @@ gpu: $(STAMP)
 	$(BIN)/python -m benchmarks.gpu --minutes $(MINUTES)
 
 docs: $(STAMP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build  # with --quiet it would not see a warning
 	@echo "The site is in site/: open site/index.html, or serve the folder, which the search needs."
 
 $(DEMO): pyproject.toml constraints.txt

@@ -257,7 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print what was found so far."""
     options = options_of(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
-        report.skip("there is no CUDA device here: see docs/gpu.md, or give --device cpu.")
+        report.skip("there is no CUDA device here: see docs/research/gpu.md, or give --device cpu.")
     left = run(options)
     found = Results(options.out).found
     show(found)

@@ -35,6 +35,20 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
             )
 
 
+def test_every_page_that_code_names_exists() -> None:
+    folders = ("ragkv", "benchmarks", "examples", "tests", "deploy", ".ci")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+    suffixes = (".py", ".js", ".html", ".conf", ".service", ".toml", "")
+    missing = [
+        (str(file.relative_to(ROOT)), page)
+        for file in (*files, *ROOT.glob("*"))
+        if file.is_file() and file.suffix in suffixes
+        for page in re.findall(r"\bdocs/[\w/.-]+\.md\b", file.read_text("utf-8", "ignore"))
+        if not (ROOT / page).is_file()
+    ]
+    assert missing == []
+
+
 PAPERS = (ROOT / "docs" / "papers.md").read_text("utf-8")
 ROWS = {
     row: re.findall(r"`(\w+)(?: \"(.+?)\")?`", row.rsplit("|", 2)[-2])

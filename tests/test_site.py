@@ -19,8 +19,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "-m",
         "mkdocs",
         "build",
-        "--strict",
-        "--quiet",
+        "--strict",  # without --quiet, which hides the warnings from it
         "--site-dir",
         str(folder),
     ]
