@@ -9,8 +9,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ragkv import Engine
+from ragkv.api.answers import AnswerJob
 
-from .helpers import FACTS, app_on, client_of, events
+from .helpers import FACTS, app_on, client_of, events, filled
 
 pytest.importorskip("llguidance")
 
@@ -57,6 +58,25 @@ def checked(call: dict[str, Any]) -> None:
         )
     else:
         assert call["function"]["name"] == "clock" and arguments == {}
+
+
+def test_a_form_that_cannot_be_kept_is_refused_before_anything_is_searched(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(client)
+    searched = list[str]()
+    monkeypatch.setattr(AnswerJob, "retrieve", lambda _, question, *__: searched.append(question))
+    search = tool("search", query={"type": "string"})
+    search["function"]["parameters"]["x-guidance"] = {}  # no form may have options of the compiler
+    body = {
+        "model": "reader:facts",
+        "messages": HELLO,
+        "tools": [search],
+        "tool_choice": "required",
+    }
+    refused = client.post("/v1/chat/completions", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+    assert searched == []
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -121,6 +121,22 @@ def test_prompts_whose_pass_failed_wait_for_none_of_their_own_misses(
     assert [(one.reuse.missed_chunks, one.reuse.fused) for one in found] == [(1, 0), (1, 0)]
 
 
+def test_a_pass_that_failed_says_why_in_the_log(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    call_layer = engine.model.adapter.call_layer
+
+    def fail_together(layer: int, hidden: Any, rows: Any, step: Any) -> Any:
+        if len(getattr(step, "_parts", ())) > 1:
+            raise RuntimeError("the cause")
+        return call_layer(layer, hidden, rows, step)
+
+    monkeypatch.setattr(engine.model.adapter, "call_layer", fail_together)
+    together(engine, [partial(engine.prefill, Q, [chunk]) for chunk in (A, B)])
+    (said,) = [one for one in caplog.records if "A pass over 2 prompts failed" in one.message]
+    assert said.exc_info is not None and str(said.exc_info[1]) == "the cause"
+
+
 def test_turns_of_several_conversations_stay_exact() -> None:
     with engine_of(session=SessionConfig(block_tokens=4)) as engine:
         engine.entries.warm([C])
