@@ -84,7 +84,11 @@ class AnswerJob:
         engine = self.tenant.engine
         collections = self.tenant.collections
         deletions = collections.deletions
-        with engine.parts.scheduler.request(), collections.use(wanted.collection, param) as rag:
+        check = self.claim.check
+        with (
+            engine.parts.scheduler.request(),
+            collections.use(wanted.collection, param, check) as rag,
+        ):
             hits = rag.retrieve(
                 question,
                 wanted.k,
@@ -92,7 +96,7 @@ class AnswerJob:
                 where=wanted.filter,
                 order=wanted.order,
                 before=self.session or before,
-                check=self.claim.check,
+                check=check,
             )
             chunks = rag.chunks_of(hits)
         self.found = Found(wanted.collection, hits, chunks, deletions)
@@ -154,7 +158,7 @@ def answer_job(
 
     `question` is the title of a conversation that has none yet.
     """
-    with call.service.tenants.use(call.principal) as tenant:
+    with call.service.tenants.use(call.principal, claim.check) as tenant:
         session = None
         if body.session_id is not None:
             tenant.check_session_quota(call.principal, body.session_id)

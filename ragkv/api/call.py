@@ -82,7 +82,7 @@ class ApiCall:
 
         def with_room(check: Check) -> T:
             tenants = self.service.tenants
-            with tenants.use(self.principal) as tenant:
+            with tenants.use(self.principal, check) as tenant:
                 made = making_room(
                     lambda: work(tenant, check), lambda: tenants.give_way(tenant, check, deletes)
                 )
@@ -96,7 +96,7 @@ class ApiCall:
         """The same for a collection of the tenant; raises `ApiError` 404 if there is none."""
 
         def in_collection(tenant: Tenant, check: Check) -> T:
-            with tenant.collections.use(name) as collection:
+            with tenant.collections.use(name, check=check) as collection:
                 return work(collection, check)
 
         return await self.on_tenant(in_collection)

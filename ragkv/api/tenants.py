@@ -23,7 +23,7 @@ from ragkv.errors import InputError, SessionUnavailableError
 from ragkv.home import KnownHome
 from ragkv.retrieval import Embedder, Splitter
 from ragkv.retrieval.rag import Corpus, splitter_of
-from ragkv.runtime import Check, Closing, OpenPool, acquired, make_private_folder
+from ragkv.runtime import Check, Closing, OpenPool, acquired, make_private_folder, no_check
 from ragkv.runtime.processor import cores
 from ragkv.scheduling import IdleTime
 from ragkv.vllm.front import VllmBackend, VllmServer
@@ -114,14 +114,15 @@ class Tenant(Closing):
         named = (name for name in self.engine.conversations.ids() if name.startswith(_NAMED))
         return [name.removeprefix(_NAMED) for name in islice(named, limit)]
 
-    def close(self, encode_missed: bool = True) -> None:
-        """Write everything and close. Without `encode_missed`, missed chunks that wait are not
-        encoded.
-        """
+    @property
+    def encodes(self) -> bool:
+        """Whether KV is computed in the background, or waits for that."""
+        return self.engine.entries.background.busy
+
+    def close(self) -> None:
+        """Write everything and close. Chunks that wait for their KV stay misses."""
         self._follower.close()
         self.collections.close()
-        if encode_missed:
-            self.engine.flush()
         self.engine.close()
 
 
@@ -142,11 +143,9 @@ class Tenants(Closing):
         self._backend = None if vllm is None else VllmBackend.on(vllm)
         self._config = config
         self._engine = engine
-        self._ending = False  # the server shuts down
-        self._resumed = set[str]()  # names of tenants: reading all their passages once is enough
-        self._tenants: OpenPool[str, Tenant] = OpenPool(
-            config.open_tenants, lambda tenant: tenant.close(encode_missed=not self._ending)
-        )
+        # Names of tenants whose passages have KV, or wait for it. To see that, all are read.
+        self._resumed = set[str]()
+        self._tenants = OpenPool[str, Tenant](config.open_tenants, self._close)
         self._collections = collection_pool(config.open_collections)
         self.reserve = Reserve(Path(config.home))
         self.reserve.keep()
@@ -165,12 +164,13 @@ class Tenants(Closing):
         return splitter if self._engine.model.count_tokens.can_be_pickled else None
 
     @contextmanager
-    def use(self, principal: Principal) -> Iterator[Tenant]:
+    def use(self, principal: Principal, check: Check = no_check) -> Iterator[Tenant]:
         """The principal's tenant, open until the block ends. Blocks while the tenant is opened or
-        closed.
+        closed, and while another is closed for it; raises what `check` raises meanwhile.
         """
         name = principal.tenant
-        with self._tenants.use(name, lambda: self._open(name, principal.quota)) as tenant:
+        opened = self._tenants.use(name, lambda: self._open(name, principal.quota), check)
+        with opened as tenant:
             yield tenant
 
     def opened(self) -> dict[str, Tenant]:
@@ -195,10 +195,7 @@ class Tenants(Closing):
         )
 
     def close(self) -> None:
-        """Write everything and close all tenants, then the model. Soon: waiting missed chunks are
-        not encoded.
-        """
-        self._ending = True
+        """Write everything and close all tenants, then the model."""
         self._tenants.close()
         self._collections.close()
         self._engine.close()
@@ -237,12 +234,17 @@ class Tenants(Closing):
             )
             opened.callback(collections.close)
             tenant = Tenant(engine, chat, collections, self._config.quotas)
-            opened.callback(tenant.close, encode_missed=False)
+            opened.callback(tenant.close)
             if name not in self._resumed:
                 collections.resume()
                 self._resumed.add(name)
             opened.pop_all()
         return tenant
+
+    def _close(self, tenant: Tenant) -> None:
+        if tenant.encodes:  # the rest is found when it is opened again
+            self._resumed.discard(tenant.engine.config.store.tenant)
+        tenant.close()
 
 
 def _engine_config(config: EngineConfig, directory: Path, name: str, quota: Quota) -> EngineConfig:

@@ -1,5 +1,9 @@
 """Open values: each is opened at its first use, and closed when too many are open and nothing uses
 it.
+
+Closing may take long, because a value writes what it holds. So idle values are closed on threads of
+their own: whoever needs the place waits as long as its check allows, and whoever gives a value back
+does not wait.
 """
 
 import logging
@@ -7,11 +11,13 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Generic, TypeVar
 
 from ragkv.errors import RagKVError
 
-from .closing import Closing
+from .closing import Closing, close_elsewhere
+from .waiting import POLL_S, Check, acquired, no_check, stop_of
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +56,8 @@ class OpenPool(Closing, Generic[K, V]):
         """`limit` values stay open, and more while all of them are in use. What `close` raises is
         logged.
 
-        Those that keep bytes in memory, as `bytes_of` says, keep `most_bytes` together; one of them
-        may keep more.
+        `bytes_of` a value is what it keeps in memory. All values together keep `most_bytes` at
+        most, but a single value may keep more.
         """
         self._limit = limit
         self._close_value = close
@@ -66,17 +72,18 @@ class OpenPool(Closing, Generic[K, V]):
         self._closed = False
 
     @contextmanager
-    def use(self, key: K, open_value: Callable[[], V]) -> Iterator[V]:
-        """The value of `key`, open until the block ends; `open_value` opens it. Blocks while it is
-        opened or closed.
+    def use(self, key: K, open_value: Callable[[], V], check: Check = no_check) -> Iterator[V]:
+        """The value of `key`, open until the block ends; `open_value` opens it.
 
-        Raises what `open_value` raises.
+        Blocks while the value is opened or closed, and while another one is closed to make a place
+        for it. Raises what `open_value` raises, and what `check` raises meanwhile.
         """
-        slot = self._acquire(key)
+        slot = self._acquire(key, check)
         try:
             self._close_idle()
-            with slot.lock:
+            with acquired(slot.lock, check):
                 if slot.value is None:
+                    self._wait_for_place(check)
                     self._check_open()
                     slot.value = open_value()
                 value = slot.value
@@ -102,7 +109,7 @@ class OpenPool(Closing, Generic[K, V]):
             self._finish(key, slot)
         elif wait:
             with self._changed:
-                self._changed.wait_for(lambda: not self._is_going(key))
+                self._wait(lambda: not self._is_going(key), no_check)
 
     def close(self) -> None:
         """Close every value, in use or not, and refuse new uses."""
@@ -113,15 +120,37 @@ class OpenPool(Closing, Generic[K, V]):
             self._changed.notify_all()
         for slot in slots:
             self._close_slot(slot)
+        with self._changed:  # those that other threads close now
+            self._wait(lambda: not self._closing, no_check)
 
-    def _acquire(self, key: K) -> _Slot[V]:
+    def _acquire(self, key: K, check: Check) -> _Slot[V]:
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or not self._is_going(key))
+            self._wait(lambda: self._closed or not self._is_going(key), check)
             self._check_open()
             slot = self._slots.setdefault(key, _Slot())
             slot.users += 1
             self._slots.move_to_end(key)
             return slot
+
+    def _wait_for_place(self, check: Check) -> None:
+        """Return when idle values have been closed in place of those that are open now."""
+        with self._changed:
+            self._wait(
+                lambda: (
+                    not self._closing
+                    or len(self._slots) + len(self._closing) <= self._limit
+                    or self._closed
+                ),
+                check,
+            )
+
+    def _wait(self, is_so: Callable[[], bool], check: Check) -> None:
+        """Wait until the table changes so. The caller holds the table's lock, under which `check`
+        must not wait.
+        """
+        stop = stop_of(check)
+        while not self._changed.wait_for(is_so, None if check is no_check else POLL_S):
+            stop()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -145,8 +174,8 @@ class OpenPool(Closing, Generic[K, V]):
         self._close_idle()
 
     def _close_idle(self) -> None:
-        """Close idle values until there are no more than `limit`, or all are in use; and those with
-        bytes until they have no more than `most_bytes`.
+        """Have idle values closed until there are no more than `limit`, or all are in use; and
+        those with bytes until they have no more than `most_bytes`.
         """
         while True:
             with self._changed:
@@ -165,7 +194,10 @@ class OpenPool(Closing, Generic[K, V]):
                 # of equals, `max` takes the first
                 key = max(idle, key=lambda key: sizes[self._group(key)])
                 slot = self._claim(key)
-            self._finish(key, slot)
+            try:
+                close_elsewhere(partial(self._finish, key, slot))
+            except RuntimeError:  # the system has no thread to give
+                self._finish(key, slot)
 
     def _claim(self, key: K) -> _Slot[V]:
         """Take an idle slot out of the table; `_finish` must follow. The caller holds the table's

@@ -3,6 +3,7 @@ separate.
 """
 
 import json
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,10 +17,12 @@ from ragkv.api.answers import AnswerJob
 from ragkv.api.documents.upload_parsing import Parsed
 from ragkv.api.keys import ANONYMOUS, KeyFile
 from ragkv.api.settings import LimitsConfig
+from ragkv.api.tenants import Tenant
 from ragkv.errors import CancelledError, DeadlineError
 from ragkv.retrieval import Document, IngestReport
 from ragkv.retrieval.rag import Corpus, Rag
 from ragkv.runtime import Check, no_check
+from ragkv.scheduling.encoding import BackgroundEncoder
 from tests.retrieval.fakes import HashEmbedder
 
 from .helpers import FACTS, app_on, client_of, engine_of, entries, filled, service_of, wait_until
@@ -289,6 +292,34 @@ def test_an_idle_tenant_is_closed_for_the_next_and_opened_again(
     assert set(tenants.opened()) == {"beta"}
     assert one.get("/v1/collections/facts").json()["documents"] == 2
     assert set(tenants.opened()) == {"alpha"}
+
+
+def test_a_tenant_that_is_closed_for_another_computes_no_kv_that_waits(
+    two: tuple[TestClient, TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = two
+    filled(one)
+    flushed = list[object]()
+    monkeypatch.setattr(BackgroundEncoder, "flush", flushed.append)
+    assert other.get("/v1/stats").status_code == 200 and flushed == []
+
+
+def test_a_request_waits_for_the_place_of_another_tenant_until_its_deadline(
+    two: tuple[TestClient, TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = two
+    may_close = threading.Event()
+    close = Tenant.close
+
+    def close_later(tenant: Tenant) -> None:
+        assert may_close.wait(60)
+        close(tenant)
+
+    assert one.get("/v1/collections").status_code == 200
+    monkeypatch.setattr(Tenant, "close", close_later)
+    monkeypatch.setattr(service_of(one.app).data_pool, "_deadline_s", 0.3)  # type: ignore[arg-type]
+    assert other.get("/v1/collections").status_code == 504
+    may_close.set()
 
 
 def test_documents_ingested_on_the_command_line_are_the_default_collection(

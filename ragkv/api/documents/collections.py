@@ -114,15 +114,16 @@ class Collections(Closing):
             yield from self._texts_of(name)
 
     @contextmanager
-    def use(self, name: str, param: str = "name") -> Iterator[Rag]:
+    def use(self, name: str, param: str = "name", check: Check = no_check) -> Iterator[Rag]:
         """The collection `name`, which is neither closed nor erased during the block.
 
-        Raises `ApiError` 404 if there is none; `param` is the request field that names it.
+        Raises `ApiError` 404 if there is none; `param` is the request field that names it. Raises
+        what `check` raises while the collection is opened or closed.
         """
         if (key := self.folders.key(name)) is None:
             raise not_found("collection", name, param)
         try:
-            with self._pool.use(key, lambda: self._open(name, key, param)) as collection:
+            with self._pool.use(key, lambda: self._open(name, key, param), check) as collection:
                 yield collection
         except StoreError as error:
             if self.folders.key(name) != key:  # another process deleted it meanwhile

@@ -154,7 +154,7 @@ async def delete_document(
     """Delete it, and the KV of every text that no other document holds."""
 
     def work(tenant: Tenant, check: Check) -> bool:
-        with tenant.collections.use(name) as collection:
+        with tenant.collections.use(name, check=check) as collection:
             return bool(tenant.collections.remove(collection, [document_id], check).deleted)
 
     if not await call.on_tenant(work, deletes=True):
@@ -202,7 +202,7 @@ async def _body(request: Request) -> bytes:
 def _ingest(
     principal: Principal, name: str, parsed: Parsed, tenant: Tenant, check: Check
 ) -> schemas.IngestResponse:
-    with tenant.collections.use(name) as collection:
+    with tenant.collections.use(name, check=check) as collection:
         index = collection.index
 
         def allow() -> None:

@@ -73,6 +73,12 @@ class BackgroundEncoder:
                 self._thread = self._started()
             self._changed.notify_all()
 
+    @property
+    def busy(self) -> bool:
+        """Whether a chunk waits or is under way."""
+        with self._changed:
+            return bool(self._waiting or self._last or self._working)
+
     def forget(self, keys: Iterable[EntryKey]) -> None:
         """Do not encode the chunks whose entries have these keys: they were deleted."""
         deleted = set(keys)
