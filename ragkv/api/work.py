@@ -52,7 +52,8 @@ class AcceptedRequest:
         self.cancelled = threading.Event()  # set once the result is no longer needed
         self.claim = Claim(self.tenant, deadline_s, self.cancelled)
         # in which it waits for a thread
-        self.waiting = CancelScope(deadline=current_time() + (deadline_s or math.inf))
+        ends = math.inf if deadline_s is None else current_time() + deadline_s
+        self.waiting = CancelScope(deadline=ends)
         self.shutting_down = False  # whether it was the server that cancelled the work
         self._loop = asyncio.get_running_loop()
 

@@ -21,7 +21,7 @@ from typing import Any
 from ragkv.config import MIB
 from ragkv.engine import Engine
 from ragkv.entries import WarmReport
-from ragkv.errors import StoreError
+from ragkv.errors import RagKVError
 from ragkv.runtime import DAMAGED, ByteCache, replace_file
 from ragkv.types import Chunk
 
@@ -120,8 +120,8 @@ class ChunkCatalogue:
         """The document of each match: one that is `given`, else a known one; `None`: a passage of
         which no more is known.
 
-        Documents may have one text. Their places in a prompt are then theirs in turn, and where
-        there are fewer places, those of the documents that came last.
+        Several documents may have the same text. The prompt's matches of that text then go to these
+        documents in order. If there are fewer matches than documents, the last documents get them.
         """
         documents = _by_key(given)
         with self._lock:
@@ -166,41 +166,66 @@ class Forms:
         directory = None if store.read_only else store.directory
         self._engine = engine
         self._path = None if directory is None else Path(directory) / FORMS_FILE
-        self._lock = threading.Lock()
-        self._forms = dict.fromkeys(self._read())
+        self._lock = threading.Lock()  # never held while KV is deleted
+        self._uses = 0  # of forms, since the start
+        self._forms = dict.fromkeys(self._read(), 0)  # and the number of the last use of each
         self._tokens = sum(map(len, self._forms))
+        self._trimming = False  # whether a thread deletes forms because they are too many
 
     def add(self, token_ids: tuple[int, ...]) -> None:
-        """Remember a form before it is used. If there are too many, all others are deleted."""
+        """Remember a form before it is used. If there are too many, all others are deleted soon: no
+        question waits for that.
+        """
         with self._lock:
-            if token_ids in self._forms:
-                return
-            if self._tokens > MAX_TOKENS:
-                try:
-                    self._delete()
-                except (StoreError, OSError) as error:  # no reason to refuse the question
-                    log.warning(
-                        "The KV of %d forms was not deleted (%s): the next form tries again.",
-                        len(self._forms),
-                        error,
-                    )
-            self._forms[token_ids] = None
-            self._tokens += len(token_ids)
-            if self._path is not None:
-                self._append(self._path, token_ids)
+            others = dict(self._forms) if self._tokens > MAX_TOKENS and not self._trimming else {}
+            is_new = token_ids not in self._forms
+            self._uses += 1
+            self._forms[token_ids] = self._uses
+            if is_new:
+                self._tokens += len(token_ids)
+                if self._path is not None:
+                    self._append(self._path, token_ids)
+            others.pop(token_ids, None)
+            self._trimming |= bool(others)
+        if others:
+            thread = threading.Thread(
+                target=self._trim, args=(others,), name="ragkv-forms", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no thread to give: the next form tries again
+                self._trimming = False
 
     def delete(self) -> None:
-        """Delete the KV of all forms from every tier."""
+        """Delete the KV of all forms from every tier. An error leaves their names."""
         with self._lock:
-            self._delete()
+            forms = dict(self._forms)
+        self._delete(forms)
 
-    def _delete(self) -> None:
-        if self._forms:
-            self._engine.entries.delete(list(self._forms))  # an error leaves their names
-            self._forms = {}
-            self._tokens = 0
+    def _delete(self, forms: Mapping[tuple[int, ...], int]) -> None:
+        """Delete these forms; one that is used meanwhile keeps its name."""
+        if not forms:
+            return
+        self._engine.entries.delete(list(forms))
+        with self._lock:
+            for token_ids, use in forms.items():
+                if self._forms.get(token_ids) == use:
+                    del self._forms[token_ids]
+                    self._tokens -= len(token_ids)
             if self._path is not None:
-                replace_file(self._path)
+                replace_file(self._path, *map(_line, self._forms))
+
+    def _trim(self, forms: Mapping[tuple[int, ...], int]) -> None:
+        try:
+            self._delete(forms)
+        except (RagKVError, OSError) as error:
+            log.warning(
+                "The KV of %d forms was not deleted (%s): the next form tries again.",
+                len(forms),
+                error,
+            )
+        finally:
+            self._trimming = False
 
     @staticmethod
     def _append(path: Path, token_ids: tuple[int, ...]) -> None:
@@ -211,7 +236,7 @@ class Forms:
                     file.seek(-1, os.SEEK_END)
                     if file.read(1) != b"\n":  # a kill or a full disk cut the last line
                         file.write(b"\n")
-                file.write(json.dumps(token_ids).encode() + b"\n")
+                file.write(_line(token_ids))
         except OSError as error:
             log.warning(
                 "A form is not noted in %s (%s): after a restart its KV outlives its passage.",
@@ -227,6 +252,11 @@ class Forms:
             with contextlib.suppress(*DAMAGED):  # a kill may have cut the last line
                 found.append(tuple(int(token) for token in json.loads(line)))
         return [ids for ids in found if ids]
+
+
+def _line(token_ids: tuple[int, ...]) -> bytes:
+    """A form as the file has it."""
+    return json.dumps(token_ids).encode() + b"\n"
 
 
 def _by_key(documents: Iterable[ChatDocument]) -> dict[str, list[ChatDocument]]:

@@ -48,6 +48,15 @@ class _Passage(NamedTuple):
     after: str  # what stands after its last word
     digest: bytes  # of its text
 
+    def place(self, prompt: str, first: Word, last: Word, free_from: int) -> tuple[int, int]:
+        """The range from its first word in a prompt to its last one, with the marks around them
+        that it has there, too.
+        """
+        free = prompt[max(free_from, first.start - len(self.before)) : first.start]
+        start = first.start - _alike_chars(reversed(free), reversed(self.before))
+        after = prompt[last.end : last.end + len(self.after)]
+        return start, last.end + _alike_chars(after, self.after)
+
 
 def key_of(passage: str) -> str:
     """The words of a passage, each with a line's end: equal for all its writings."""
@@ -108,31 +117,23 @@ class PassageMatcher:
         starts = list(accumulate((len(word.text) + 1 for word in there), initial=0))
         found = list[TextMatch]()
         after = 0
-        with self._lock:
-            for number, start in enumerate(starts):
-                if start < after or (match := self._longest_at(start, key)) is None:
-                    continue
-                after = start + len(match)
-                last = bisect.bisect_left(starts, after) - 1
-                found.append(
-                    self._match(
-                        match, prompt, there[number], there[last], found[-1].stop if found else 0
-                    )
-                )
-                if len(found) == MAX_FOUND:
-                    break
+        for number, start in enumerate(starts):
+            if start < after:
+                continue
+            with self._lock:  # for each word: other prompts need not wait for the whole of this one
+                match = self._longest_at(start, key)
+                passage = None if match is None else self._known[match]
+            if match is None or passage is None:
+                continue
+            after = start + len(match)
+            last = there[bisect.bisect_left(starts, after) - 1]
+            free_from = found[-1].stop if found else 0
+            begin, end = passage.place(prompt, there[number], last, free_from)
+            text = prompt[begin:end]
+            found.append(TextMatch(begin, end, text, match, _digest(text) == passage.digest))
+            if len(found) == MAX_FOUND:
+                break
         return found
-
-    def _match(self, key: str, prompt: str, first: Word, last: Word, free_from: int) -> TextMatch:
-        """A passage from one word of the prompt to another, with the marks around them that it has
-        there, too.
-        """
-        known = self._known[key]
-        free = prompt[max(free_from, first.start - len(known.before)) : first.start]
-        start = first.start - _alike_chars(reversed(free), reversed(known.before))
-        stop = last.end + _alike_chars(prompt[last.end : last.end + len(known.after)], known.after)
-        text = prompt[start:stop]
-        return TextMatch(start, stop, text, key, _digest(text) == known.digest)
 
     def _longest_at(self, start: int, prompt: str) -> str | None:
         """The longest of the known keys with which a prompt's key goes on at `start`, or `None`."""

@@ -26,8 +26,8 @@ T = TypeVar("T")
 
 Check = Callable[[], None]  # called before each batch; it may wait, and raises to end the work
 
-# How often `check` is called while a thread waits, which cannot wait for two events.
-# Many threads may wait.
+# How often a thread that waits calls its `check`: it cannot wait for two events at once. Not often,
+# because many threads may wait.
 POLL_S = 0.1
 # How long an owner is served before another one is due that used less.
 QUANTUM_S = 0.02
@@ -39,7 +39,9 @@ def no_check() -> None:
 
 @dataclass(frozen=True, slots=True)
 class PausingCheck:
-    """A check that lets other work go first. Whoever holds a lock asks `stop_of` it."""
+    """A check that lets other work go first, so it may wait. Code that holds a lock calls what
+    `stop_of` makes of it, which does not.
+    """
 
     pause: Check  # may wait, and raises what `stop` raises
     stop: Check  # never waits

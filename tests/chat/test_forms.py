@@ -1,6 +1,7 @@
 """Forms of passages are known until their KV is deleted."""
 
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from ragkv.chat import catalogue
 from ragkv.chat.catalogue import FORMS_FILE, Forms
 from ragkv.errors import StoreError
+from tests.scheduling.helpers import until
 
 
 class Engine:
@@ -51,10 +53,34 @@ def test_a_question_is_answered_where_old_forms_cannot_be_deleted(
     forms = Forms(Engine(tmp_path))  # type: ignore[arg-type]
     for number in range(6):
         forms.add((number,))
-    assert "was not deleted (the disk failed): the next form tries again." in caplog.text
+    said = "was not deleted (the disk failed): the next form tries again."
+    until(lambda: said in caplog.text)
 
 
-def test_too_many_forms_are_deleted_before_the_next_one(
+def test_no_question_waits_until_old_forms_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "MAX_TOKENS", 4)
+    engine = Engine(tmp_path)
+    engine.fails = False
+    may_delete = threading.Event()
+    delete = engine.delete
+
+    def delete_later(forms: list[Any]) -> None:
+        assert may_delete.wait(60)
+        delete(forms)
+
+    monkeypatch.setattr(engine, "delete", delete_later)
+    forms = Forms(engine)  # type: ignore[arg-type]
+    for number in range(6):
+        forms.add((number,))
+    forms.add((2,))  # it is used again
+    may_delete.set()
+    until(lambda: (tmp_path / FORMS_FILE).read_text() == "[2]\n[5]\n")
+    assert engine.deleted == [(number,) for number in range(5)]
+
+
+def test_too_many_forms_are_deleted_after_the_next_one_was_noted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalogue, "MAX_TOKENS", 4)
@@ -63,8 +89,8 @@ def test_too_many_forms_are_deleted_before_the_next_one(
     forms = Forms(engine)  # type: ignore[arg-type]
     for number in range(6):
         forms.add((number,))
-    assert engine.deleted == [(number,) for number in range(5)]
-    assert (tmp_path / FORMS_FILE).read_text() == "[5]\n"
+    until(lambda: engine.deleted == [(number,) for number in range(5)])
+    until(lambda: (tmp_path / FORMS_FILE).read_text() == "[5]\n")
 
 
 def test_a_form_after_a_line_that_was_cut_is_known_after_a_restart(tmp_path: Path) -> None:

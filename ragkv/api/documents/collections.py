@@ -282,6 +282,8 @@ class Collections(Closing):
         left = RESUMED
         try:
             for name in self.folders.names():
+                if not left or self._closing.is_set():
+                    break
                 texts = dict.fromkeys(self._texts_of(name))
                 found = (
                     text
@@ -321,7 +323,8 @@ class Collections(Closing):
         self._take_out(self._keys(texts - unheld))
         chunks = [self._engine.chunk(text) for text in unheld]
         if texts:
-            # First: a request that does not see it has stored its KV before it is dropped here.
+            # Before the KV is deleted: a request that began earlier and has not seen this yet has
+            # stored its KV by then, which is deleted with the rest.
             self.forget_requests()
         # Noted again: a replica may have read the index before its change.
         self.journal.add(self._engine.entries.keys(chunks))

@@ -77,7 +77,7 @@ class BackgroundEncoder:
     def busy(self) -> bool:
         """Whether a chunk waits or is under way."""
         with self._changed:
-            return bool(self._waiting or self._last or self._working)
+            return bool(self._open())
 
     def forget(self, keys: Iterable[EntryKey]) -> None:
         """Do not encode the chunks whose entries have these keys: they were deleted."""
