@@ -139,7 +139,7 @@ class Entries:
                 with watch.storing(self.identity.key(token_ids)) as wanted:
                     is_stored = wanted and self.store.durable.ensure(self.identity, token_ids)
                 if not wanted:
-                    done.drop()
+                    done.skip()
                     continue
                 needed = self.encoder.entry_bytes(sum(map(len, batch)) + len(token_ids))
                 if is_stored:
@@ -174,7 +174,7 @@ class Entries:
             if wanted:
                 counts["encoded" if is_stored else "failed"] += 1
             else:
-                done.drop()
+                done.skip()
         done.count(counts)
         batch.clear()
 
@@ -203,17 +203,19 @@ class Entries:
         anywhere.
         """
         keys = self.keys(chunks)
-        self._forget(keys)
+        self._cancel(keys)
         with self.telling(keys):
             return deleted_everywhere(keys, self.store.delete)
 
-    def drop(self, keys: Sequence[EntryKey], stop: Callable[[], bool] = lambda: False) -> bool:
-        """Drop entries that another engine was asked to delete; `False` if `stop` ended this.
+    def delete_untold(
+        self, keys: Sequence[EntryKey], stop: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Delete entries that another engine was asked to delete; `False` if `stop` ended this.
 
-        While a remote tier does not answer they are dropped from the tiers of this machine alone.
+        While a remote tier does not answer they are deleted from the tiers of this machine alone.
         No one is told.
         """
-        self._forget(keys)
+        self._cancel(keys)
         for key in keys:
             if stop():
                 return False
@@ -221,8 +223,8 @@ class Entries:
         return True
 
     def retain(self, chunks: Sequence[ChunkLike]) -> int:
-        """Drop this model's and application's entries of all other chunks. Returns how many were
-        dropped.
+        """Delete this model's and application's entries of all other chunks. Returns how many were
+        deleted.
         """
         self.background.flush()
         self.store.flush()
@@ -233,15 +235,15 @@ class Entries:
             return deleted_everywhere(others, self.store.delete)
 
     def gc(self) -> int:
-        """Drop the entries of other models, dtypes, adapters and tokenizers, of any tenant.
+        """Delete the entries of other models, dtypes, adapters and tokenizers, of any tenant.
 
         Returns the bytes freed.
         """
         return self.store.contents.gc(self._is_own)
 
-    def _forget(self, keys: Sequence[EntryKey]) -> None:
+    def _cancel(self, keys: Sequence[EntryKey]) -> None:
         """Nothing that is under way stores these entries any more."""
-        self.background.forget(keys)
+        self.background.cancel(keys)
         with self._lock:
             watches = tuple(self._watches)
         for watch in watches:
@@ -282,7 +284,7 @@ class _Progress:
         self._logged_s = time.monotonic()
         self._rate.update(0, total)
 
-    def drop(self) -> None:
+    def skip(self) -> None:
         """A chunk was deleted: it is not to be stored any more."""
         self._total -= 1
         self.left -= 1

@@ -45,7 +45,7 @@ class Found:
     collection: str
     hits: Sequence[Hit] = ()
     chunks: Sequence[Chunk] = ()  # of the hits
-    deletions: int = 0  # of the tenant's texts, before these were read
+    deletion_count: int = 0  # of the tenant's texts, before these were read
 
 
 def max_tokens_of(requested: int | None, limits: LimitsConfig) -> tuple[int, list[str]]:
@@ -73,17 +73,17 @@ class AnswerJob:
     tenant: Tenant
     session: Session | None  # that the request names
     title: str  # of the session, if it has none yet
-    found: Found | None = None
+    found: Found = Found("")
 
     def retrieve(
         self, question: str, wanted: RetrievalBody, param: str = "collection", before: str = ""
-    ) -> Found:
-        """The passages for a question. `param` is the request field that names the collection,
+    ) -> None:
+        """Find the passages for a question. `param` is the request field that names the collection,
         `before` the question before, where no session has it.
         """
         engine = self.tenant.engine
         collections = self.tenant.collections
-        deletions = collections.deletions
+        deletion_count = collections.deletion_count
         check = self.claim.check
         with (
             engine.parts.scheduler.request(),
@@ -99,14 +99,13 @@ class AnswerJob:
                 check=check,
             )
             chunks = rag.chunks_of(hits)
-        self.found = Found(wanted.collection, hits, chunks, deletions)
-        return self.found
+        self.found = Found(wanted.collection, hits, chunks, deletion_count)
 
-    def drop_deleted(self) -> None:
-        """Drop the KV of found passages that were deleted since."""
-        if (found := self.found) is not None and found.hits:
-            texts = [hit.passage.text for hit in found.hits]
-            self.tenant.collections.drop_if_deleted(found.collection, texts, found.deletions)
+    def delete_kv_of_deleted(self) -> None:
+        """Delete the KV of found passages that were deleted since."""
+        found = self.found
+        texts = [hit.passage.text for hit in found.hits]
+        self.tenant.collections.delete_kv_of_deleted(found.collection, texts, found.deletion_count)
 
     def stream(
         self,
@@ -154,7 +153,7 @@ def answer_job(
     """The sender's tenant, and the session that `body` names, new or stored; raises `ApiError` if a
     new one exceeds the quota.
 
-    However the block ends, KV of passages that were deleted meanwhile is dropped.
+    However the block ends, KV of passages that were deleted meanwhile is deleted.
 
     `question` is the title of a conversation that has none yet.
     """
@@ -167,7 +166,7 @@ def answer_job(
         try:
             yield job
         finally:
-            job.drop_deleted()
+            job.delete_kv_of_deleted()
 
 
 def nothing_found(collection: str) -> str:

@@ -53,7 +53,7 @@ class Tenant(Closing):
         self._quotas = quotas
         kv_directory = engine.config.store.directory
         assert kv_directory is not None  # every tenant has one
-        calls = collections.texts, collections.forget_requests, collections.tidy
+        calls = collections.texts, collections.delete_traces, collections.tidy
         self._follower = DeletionFollower(collections.journal, engine, Path(kv_directory), *calls)
         self._follower.start()
 

@@ -70,7 +70,7 @@ class ChunkCatalogue:
         return report
 
     def register(self, documents: Iterable[ChatDocument]) -> None:
-        """Know `documents` until they are forgotten. Their KV is stored already, or after the first
+        """Know `documents` until they are deleted. Their KV is stored already, or after the first
         cache miss.
         """
         added = _by_key(documents)
@@ -80,22 +80,19 @@ class ChunkCatalogue:
                 known = [one for one in self._ingested.get(key, ()) if one not in alike]
                 self._ingested[key] = [*known, *alike][-MAX_ALIKE:]
 
-    def forget(self, texts: Iterable[str]) -> int:
-        """Forget `texts` and delete their KV from every tier. Returns how many of them had KV
+    def delete(self, texts: Iterable[str]) -> int:
+        """Delete `texts` here, and their KV from every tier. Returns how many of them had KV
         stored.
         """
-        dropped = [text for text in dict.fromkeys(texts) if text]
-        keys = [key_of(text) for text in dropped]
-        self.passages.discard(keys)
+        gone = [text for text in dict.fromkeys(texts) if text]
+        keys = [key_of(text) for text in gone]
+        self.passages.forget(keys)
         self.delete_forms()
         with self._lock:
             for key in keys:
                 self._ingested.pop(key, None)
-        return (
-            self._engine.entries.delete([self._engine.chunk(text) for text in dropped])
-            if dropped
-            else 0
-        )
+        chunks = [self._engine.chunk(text) for text in gone]
+        return self._engine.entries.delete(chunks) if chunks else 0
 
     def find(self, prompt: str, given: Iterable[str] = ()) -> list[TextMatch]:
         """The texts that are `given` with `prompt`, and the known ones between them, in order."""
@@ -103,14 +100,14 @@ class ChunkCatalogue:
         of_request.add(given)
         return joined(of_request.find(prompt), self.passages.find(prompt))[:MAX_FOUND]
 
-    def encode_ingested(self) -> None:
+    def warm_ingested(self) -> None:
         """Compute the KV of all ingested and registered texts that is not stored, between
         requests.
         """
         with self._lock:
             texts = {key: alike[-1].text for key, alike in self._ingested.items()}
         chunks = {key: self._engine.chunk(text) for key, text in texts.items()}
-        with self._lock:  # a deletion forgets the text first, and then what waits
+        with self._lock:  # a deletion deletes the text first, and then cancels what waits
             known = [chunk for key, chunk in chunks.items() if key in self._ingested]
             self._engine.entries.warm_soon(known, last=True)
 

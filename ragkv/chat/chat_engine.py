@@ -149,20 +149,20 @@ class ChatEngine:
         )
         if head.startswith(prompt.text + answer.text):
             return answer.with_notes(*self.conversations.save(head, prompt.conversation))
-        self.drop_turn(prompt)
+        self.delete_turn(prompt)
         return answer
 
-    def drop_turn(self, prompt: ChatPrompt) -> None:
+    def delete_turn(self, prompt: ChatPrompt) -> None:
         """Delete a turn without an answer, or that no later request can continue. A named session
         stays as it was.
         """
         if prompt.conversation is not None and prompt.conversation.by_content:
             prompt.conversation.session.delete()
 
-    def forget_requests(self) -> None:
-        """Forget what requests left behind: forms of passages, and conversations without a name."""
+    def delete_traces(self) -> None:
+        """Delete what requests left behind: forms of passages, and conversations without a name."""
         self.catalogue.delete_forms()
-        self.conversations.clear()
+        self.conversations.delete_all()
 
     def _check_length(self, messages: Sequence[PlainMessage]) -> None:
         limit = CHARS_A_TOKEN * (self.engine.model.adapter.context_length or sys.maxsize)

@@ -38,7 +38,7 @@ class FoundConversation:
     """A session for one turn."""
 
     session: Session
-    generation: int  # of `ConversationFinder` when the turn began: `clear` starts a new one
+    generation: int  # of `ConversationFinder` when the turn began: `delete_all` starts a new one
     by_content: bool = True  # found or saved by its messages; False: the caller named the session
     turns: int = 0  # earlier turns
     tokens: int = 0  # of the earlier turns
@@ -57,8 +57,9 @@ class ConversationFinder:
         # server that replicas share has confirmed it.
         self._to_delete: dict[str, int] = {}
         self._orders = 0
-        self._generation = 0  # how often all were to be deleted ...
-        self._confirmed = 0  # ... and up to which of these times they are
+        self._generation = 0  # how often `delete_all` was called
+        # The last of these calls whose deletions the server has confirmed.
+        self._confirmed = 0
 
     def named(self, session: Session) -> FoundConversation:
         """The conversation in a session of the caller's. Raises `SessionUnavailableError`."""
@@ -76,7 +77,7 @@ class ConversationFinder:
         past: Session | None = None
         notes: tuple[str, ...] = ()
         try:
-            self._delete_cleared()
+            self._delete_ordered()
             found = self._engine.session(_saved_id(text))
             past = found if found.turns else None  # there is none, it was deleted, or it expired
         except SessionUnavailableError as error:
@@ -96,7 +97,7 @@ class ConversationFinder:
         name = _saved_id(text)
         notes = tuple[str, ...]()
         try:
-            if conversation.generation == self._generation:  # else all were cleared during the turn
+            if conversation.generation == self._generation:  # else all were deleted during the turn
                 # the same messages are saved already
                 with contextlib.suppress(InputError, SessionConflictError):
                     conversation.session.fork(name)
@@ -111,7 +112,7 @@ class ConversationFinder:
             conversation.session.delete()
         return notes
 
-    def clear(self) -> None:
+    def delete_all(self) -> None:
         """Delete every saved session. Turns in progress will not be saved either.
 
         If the server that replicas share does not answer, no session is found here until it has
@@ -121,7 +122,7 @@ class ConversationFinder:
             self._generation += 1
         self._delete_soon()
 
-    def forget(self, text: str) -> None:
+    def delete(self, text: str) -> None:
         """Delete the session that a question after `text` would find."""
         with self._lock:
             self._order(_saved_id(text))
@@ -140,9 +141,9 @@ class ConversationFinder:
         if is_time:
             self._engine.conversations.delete_all(self._saved_names()[MAX_SAVED:])
         if not is_kept:
-            self._delete_cleared()
+            self._delete_ordered()
 
-    def _delete_cleared(self) -> None:
+    def _delete_ordered(self) -> None:
         """Delete what is to be deleted. Raises `SessionUnavailableError`, and does the rest the
         next time.
         """
@@ -172,7 +173,7 @@ class ConversationFinder:
 
     def _delete_soon(self) -> None:
         try:
-            self._delete_cleared()
+            self._delete_ordered()
         except SessionUnavailableError as error:
             log.warning(
                 "Conversations are deleted with the next request that can reach where they are kept: %s",

@@ -89,7 +89,7 @@ class PassageMatcher:
                 self._known[key] = _Passage(before, after, _digest(passage))
         return keys
 
-    def discard(self, keys: Iterable[str]) -> None:
+    def forget(self, keys: Iterable[str]) -> None:
         """Forget the passages of these keys."""
         with self._lock:
             for key in keys:

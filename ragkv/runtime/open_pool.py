@@ -30,7 +30,7 @@ class _Slot(Generic[V]):
 
     def __init__(self) -> None:
         self.users = 0  # guarded by the table's lock
-        self.discarded = False  # to be closed when its last use ends; guarded by the table's lock
+        self.is_leaving = False  # to be closed when its last use ends; guarded by the table's lock
         self.lock = threading.Lock()  # held while the value is opened or closed
         self.value: V | None = None
 
@@ -96,14 +96,14 @@ class OpenPool(Closing, Generic[K, V]):
         with self._changed:
             return {key: slot.value for key, slot in self._slots.items() if slot.value is not None}
 
-    def discard(self, key: K, wait: bool = True) -> None:
+    def close_one(self, key: K, wait: bool = True) -> None:
         """Close the value of `key` when its last use ends; with `wait`, return after that. New
         uses wait.
         """
         with self._changed:
             slot = self._slots.get(key)
             if slot is not None:
-                slot.discarded = True
+                slot.is_leaving = True
                 slot = None if slot.users else self._claim(key)
         if slot is not None:
             self._finish(key, slot)
@@ -159,13 +159,13 @@ class OpenPool(Closing, Generic[K, V]):
     def _is_going(self, key: K) -> bool:
         """Whether a value of `key` is being closed, or will be when its last use ends."""
         slot = self._slots.get(key)
-        return key in self._closing or (slot is not None and slot.discarded)
+        return key in self._closing or (slot is not None and slot.is_leaving)
 
     def _release(self, key: K, slot: _Slot[V]) -> None:
         with self._changed:
             slot.users -= 1
             # opening it failed
-            ended = not self._closed and not slot.users and (slot.discarded or slot.value is None)
+            ended = not self._closed and not slot.users and (slot.is_leaving or slot.value is None)
             if ended:
                 self._claim(key)
             self._changed.notify_all()

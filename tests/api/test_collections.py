@@ -135,13 +135,13 @@ def test_an_answer_leaves_no_kv_of_a_text_that_was_deleted_meanwhile(
     def delete_first(*given: Any, **more: Any) -> Any:
         """The passages are found; now their document is deleted, here or by another replica."""
         if told:
-            monkeypatch.setattr(collections, "_drop", lambda _: None)
+            monkeypatch.setattr(collections, "_delete_kv", lambda _: None)
         with collections.use("facts") as rag:
-            collections.remove(rag, ["0"])
+            collections.delete_documents(rag, ["0"])
         if told:
             monkeypatch.undo()
             engine.entries.delete(FACTS[:1])
-            service_of(client.app).tenants.opened()[""].collections.forget_requests()
+            service_of(client.app).tenants.opened()[""].collections.delete_traces()
         if fails:  # behind its prefill, which has missed the passages
             answer = stream(*given, **more)
             yield next(answer)
@@ -171,12 +171,12 @@ def test_an_answer_waits_for_no_upload_to_drop_what_was_deleted_and_the_upload_d
     collections = service_of(client.app).tenants.opened()[""].collections
     engine = engine_of(client.app)
     with collections.use("facts") as rag:
-        collections.remove(rag, ["0"])
+        collections.delete_documents(rag, ["0"])
         engine.entries.warm(FACTS[:1])  # as an answer does that had found it
 
         def uploading() -> None:
             """An answer ends while an upload runs."""
-            collections.drop_if_deleted("facts", FACTS[:1])
+            collections.delete_kv_of_deleted("facts", FACTS[:1])
             assert engine.entries.has(engine.chunk(FACTS[0]).token_ids)
 
         document = Document("new", "The ferry of Oro is blue.", "new")

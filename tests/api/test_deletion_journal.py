@@ -31,7 +31,7 @@ class Engine:
         )
         self.entries = self
 
-    def drop(self, keys: Sequence[EntryKey], stop: Callable[[], bool]) -> bool:
+    def delete_untold(self, keys: Sequence[EntryKey], stop: Callable[[], bool]) -> bool:
         self.dropped += (NAMES[key] for key in keys)
         return not stop()
 
@@ -80,10 +80,10 @@ def keys(journal: DeletionJournal) -> list[str]:
 
 def test_a_text_that_is_stored_again_is_taken_out(tmp_path: Path) -> None:
     journal = DeletionJournal(tmp_path)
-    journal.discard(named("a"))  # there is no journal, and none is created
+    journal.remove(named("a"))  # there is no journal, and none is created
     assert journal.state() is None
     journal.add(named("a", "b"))
-    journal.discard(named("b"))
+    journal.remove(named("b"))
     found = journal.after(Position())
     assert [NAMES[note.key] for note in found.notes] == ["a"] and found.is_complete
     journal.add(named("c"))

@@ -42,7 +42,7 @@ def ask(chat: ChatEngine, *turns: PlainMessage) -> tuple[ChatPrompt, Answer]:
 
 def earlier_turns(chat: ChatEngine, *turns: PlainMessage) -> int:
     prompt = chat.build_prompt(ChatInput(turns, ()))
-    chat.drop_turn(prompt)
+    chat.delete_turn(prompt)
     assert prompt.conversation is not None
     return prompt.conversation.turns
 
@@ -125,7 +125,7 @@ def test_forgotten_conversations_are_not_found_again(chat: ChatEngine) -> None:
     chat.save_turn(prompt, answer)
     longer = (*TURNS, PlainMessage("assistant", answer.text), PlainMessage("user", "And now?"))
     assert earlier_turns(chat, *longer) == 1
-    chat.forget_requests()
+    chat.delete_traces()
     chat.engine.flush()
     assert chat.engine.conversations.ids() == ()
     assert earlier_turns(chat, *longer) == 0
@@ -133,7 +133,7 @@ def test_forgotten_conversations_are_not_found_again(chat: ChatEngine) -> None:
 
 def test_a_turn_in_progress_when_all_is_forgotten_is_not_saved(chat: ChatEngine) -> None:
     prompt, answer = ask(chat, *TURNS)
-    chat.forget_requests()
+    chat.delete_traces()
     chat.save_turn(prompt, answer)
     chat.engine.flush()
     assert chat.engine.conversations.ids() == ()

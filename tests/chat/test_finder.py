@@ -46,12 +46,12 @@ def test_a_deletion_of_all_that_fails_during_another_one_is_done_later() -> None
     def another_thread() -> None:
         saved.names.add("chat-2")
         saved.is_away = True
-        finder.clear()
+        finder.delete_all()
 
     saved.meanwhile = another_thread
-    finder.clear()
+    finder.delete_all()
     assert saved.names == {"chat-2", "named-1"}, "it was saved after the first list"
-    finder.forget("any text")  # the next time that something is deleted
+    finder.delete("any text")  # the next time that something is deleted
     assert saved.names == {"named-1"}
 
 
@@ -61,7 +61,7 @@ def test_a_deletion_of_one_that_fails_during_another_one_is_done_later() -> None
 
     def another_thread() -> None:
         saved.is_away = True
-        finder.forget("a text")
+        finder.delete("a text")
 
     def save_again(names: Iterable[str]) -> None:
         delete_all(names)
@@ -69,8 +69,8 @@ def test_a_deletion_of_one_that_fails_during_another_one_is_done_later() -> None
 
     saved.meanwhile = another_thread
     delete_all, saved.delete_all = saved.delete_all, save_again  # type: ignore[method-assign]
-    finder.forget("a text")
+    finder.delete("a text")
     saved.delete_all = delete_all  # type: ignore[method-assign]
     assert len(saved.names) == 1
-    finder.forget("another text")
+    finder.delete("another text")
     assert saved.names == set()

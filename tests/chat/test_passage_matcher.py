@@ -72,7 +72,7 @@ def test_backslashes_of_a_plain_text_are_no_escapes() -> None:
 
 def test_a_forgotten_passage_is_not_found() -> None:
     matcher = matcher_of(PASSAGE, OTHER)
-    matcher.discard([key_of(PASSAGE)])
+    matcher.forget([key_of(PASSAGE)])
     assert [one.key for one in matcher.find(PASSAGE + "\n" + OTHER)] == [key_of(OTHER)]
     assert matcher.chars == len(key_of(OTHER))
 

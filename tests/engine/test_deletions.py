@@ -80,11 +80,11 @@ def test_a_text_that_is_forgotten_while_known_texts_are_listed_is_not_encoded(
 
         def forgotten_meanwhile(text: Any, *rest: Any) -> Any:
             monkeypatch.setattr(engine, "chunk", real)
-            catalogue.forget(["ab"])
+            catalogue.delete(["ab"])
             return real(text, *rest)
 
         monkeypatch.setattr(engine, "chunk", forgotten_meanwhile)
-        catalogue.encode_ingested()
+        catalogue.warm_ingested()
         engine.flush()
         assert engine.entries.has(real("cd").token_ids)
         assert not engine.entries.has(real("ab").token_ids)

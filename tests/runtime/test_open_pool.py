@@ -131,7 +131,7 @@ def test_a_value_that_cannot_be_opened_takes_no_place() -> None:
     assert pool.opened() == {"a2": "a2"}
 
 
-def test_discarding_waits_for_the_last_use_and_closes_the_value() -> None:
+def test_closing_one_waits_for_the_last_use_and_closes_the_value() -> None:
     openings = Openings()
     pool = pool_of(openings, 2)
     used = threading.Event()
@@ -144,13 +144,13 @@ def test_discarding_waits_for_the_last_use_and_closes_the_value() -> None:
 
     holder = begin(hold)
     used.wait(60)
-    discarder = begin(pool.discard, "a1")
-    discarder.join(0.05)
-    assert discarder.is_alive() and openings.names == {"a1"}
-    pool.discard("a1", wait=False)  # returns at once
+    closer = begin(pool.close_one, "a1")
+    closer.join(0.05)
+    assert closer.is_alive() and openings.names == {"a1"}
+    pool.close_one("a1", wait=False)  # returns at once
     ends.set()
-    discarder.join(60)
-    assert not discarder.is_alive() and openings.names == set()
+    closer.join(60)
+    assert not closer.is_alive() and openings.names == set()
     holder.join()
 
 
@@ -174,7 +174,7 @@ def test_threads_that_use_and_discard_at_random_find_their_values_open() -> None
         for _ in range(150):
             key = f"{order.choice('ab')}{order.randrange(4)}"
             if order.random() < 0.2:
-                pool.discard(key, wait=order.random() < 0.5)
+                pool.close_one(key, wait=order.random() < 0.5)
                 continue
             with pool.use(key, openings.opener(key)) as value:
                 assert value == key and openings.open[key] == 1

@@ -2,7 +2,7 @@
 engine.
 
 The KV of a text belongs to the tenant: collections that hold the same text share its entry, which
-is deleted when the last of them drops the text. Collections of all tenants share one pool of open
+is deleted when the last of them deletes the text. Collections of all tenants share one pool of open
 ones (`collection_pool`), because an open collection holds file descriptors and memory. Listing
 opens none (`collection_folders.py`).
 """
@@ -93,11 +93,11 @@ class Collections(Closing):
         self._open_corpus = open_corpus
         self._pool = pool
         self._reserve = reserve
-        self.deletions = 0  # of texts, by this process or told by others; it only grows
-        # Held from a text's removal to the drop of its KV: if two collections remove a text, the
-        # second drops its KV.
-        self._dropping = threading.Lock()
-        # texts that were found deleted while their KV was computed, until it is dropped
+        self.deletion_count = 0  # of texts, by this process or told by others; it only grows
+        # Held while texts are deleted and then their KV: if two collections delete the same text,
+        # the second one deletes its KV.
+        self._changes = threading.Lock()
+        # texts that were found deleted while their KV was computed, until it is deleted
         self._computed_late = set[str]()
         self._guard = threading.Lock()  # of `_computed_late`
         self._closing = threading.Event()
@@ -136,7 +136,7 @@ class Collections(Closing):
         """
         if (key := self.folders.hide(name)) is None:
             return False
-        self._pool.discard(key)  # waits for requests that use it
+        self._pool.close_one(key)  # waits for requests that use it
         self._unfinished[self.folders.rename(name, key)] = ""
         self._finish()
         self.known_passages.refresh(at_once=True)
@@ -150,7 +150,7 @@ class Collections(Closing):
         self.known_passages.refresh()
         for key in self._opened():
             if key.created is not None and self.folders.key(key.path.name) != key:
-                self._pool.discard(key, wait=False)
+                self._pool.close_one(key, wait=False)
 
     def ingest(
         self, rag: Rag, parsed: Parsed, check: Check = no_check, allow: Check = no_check
@@ -167,7 +167,7 @@ class Collections(Closing):
             report = rag.index.writer.ingest(
                 parsed.documents, split=split, check=check, on_forget=self._note
             )
-            self._drop(passage.text for passage in report.forgotten_passages)
+            self._delete_kv(passage.text for passage in report.forgotten_passages)
         self._leave_disk()
         self.known_passages.refresh(at_once=True)
         return report
@@ -202,7 +202,7 @@ class Collections(Closing):
             with suppress(QueueError):
                 check()
                 self._engine.entries.warm_soon(chunks, last=True)
-        self.drop_if_deleted(name, [chunk.text for chunk in chunks])
+        self.delete_kv_of_deleted(name, [chunk.text for chunk in chunks])
         return warmed
 
     def resume(self) -> None:
@@ -211,7 +211,7 @@ class Collections(Closing):
         """
         self._resuming.start()
 
-    def remove(
+    def delete_documents(
         self, rag: Rag, document_ids: Sequence[str], check: Check = no_check
     ) -> IngestReport:
         """Delete documents of a collection in use, and the KV of texts that no collection holds any
@@ -219,23 +219,25 @@ class Collections(Closing):
         """
         with self._changing(check):
             removal = rag.index.writer.delete(document_ids, self._note, check)
-            self._drop(passage.text for passage in removal.forgotten_passages)
+            self._delete_kv(passage.text for passage in removal.forgotten_passages)
         self._leave_disk()
         self.known_passages.refresh(at_once=True)
         return removal
 
-    def drop_if_deleted(self, name: str, texts: Iterable[str], since: int | None = None) -> None:
-        """Drop the KV of those `texts` that were deleted from the collection `name` while their KV
+    def delete_kv_of_deleted(
+        self, name: str, texts: Iterable[str], since: int | None = None
+    ) -> None:
+        """Delete the KV of those `texts` that were deleted from the collection `name` while their KV
         was computed. `since`: `deletions` before they were read; `None`: not known.
 
-        An answer ends with this, so it waits for no change under way: that one drops them then.
+        An answer ends with this, so it waits for no change under way: that one deletes them then.
         """
-        if since == self.deletions:
+        if since == self.deletion_count:
             return
         if deleted := self.folders.unheld(texts, [name]):
             with self._guard:
                 self._computed_late |= deleted
-            self._drop_late()
+            self._delete_late()
 
     @contextmanager
     def _changing(self, check: Check = no_check) -> Iterator[None]:
@@ -243,28 +245,28 @@ class Collections(Closing):
         waits.
         """
         try:
-            with acquired(self._dropping, check):
+            with acquired(self._changes, check):
                 yield
         finally:
-            self._drop_late()
+            self._delete_late()
 
-    def _drop_late(self) -> None:
-        """Drop what answers found deleted, unless another thread changes the texts: it does so when
+    def _delete_late(self) -> None:
+        """Delete the KV that answers found to be of deleted texts, unless another thread changes the texts: it does so when
         it has ended.
         """
-        while self._computed_late and self._dropping.acquire(blocking=False):
+        while self._computed_late and self._changes.acquire(blocking=False):
             with self._guard:
                 texts = self._computed_late
                 self._computed_late = set()
             try:
-                self._drop(texts)
+                self._delete_kv(texts)
             except Exception:
                 with self._guard:
                     self._computed_late |= texts
-                log.exception("KV of deleted texts was not dropped: the next change tries again.")
+                log.exception("KV of deleted texts was not deleted: the next change tries again.")
                 return
             finally:
-                self._dropping.release()
+                self._changes.release()
 
     def close(self) -> None:
         """Close the open collections."""
@@ -272,7 +274,7 @@ class Collections(Closing):
         if self._resuming.is_alive():
             self._resuming.join()
         for key in self._opened():
-            self._pool.discard(key, wait=False)
+            self._pool.close_one(key, wait=False)
 
     def _resume(self) -> None:
         """Hand passages that lack KV, `RESUMED` at most, to the background encoder, until this is
@@ -292,7 +294,7 @@ class Collections(Closing):
                 )
                 lacking = list(islice(found, left))
                 entries.warm_soon(lacking, last=True)
-                self.drop_if_deleted(name, lacking)
+                self.delete_kv_of_deleted(name, lacking)
                 left -= len(lacking)
         except Exception:
             log.exception(
@@ -316,29 +318,29 @@ class Collections(Closing):
                 raise not_found("collection", name, param)
             return Rag(self._open_corpus(key.path))
 
-    def _drop(self, texts: Iterable[str]) -> None:
-        """Drop the KV of those `texts` that no collection holds. The caller holds `_dropping`."""
+    def _delete_kv(self, texts: Iterable[str]) -> None:
+        """Delete the KV of those `texts` that no collection holds. The caller holds `_changes`."""
         texts = set(texts)
         unheld = self.folders.unheld(texts)
         self._take_out(self._keys(texts - unheld))
         chunks = [self._engine.chunk(text) for text in unheld]
         if texts:
-            # Before the KV is deleted: a request that began earlier and has not seen this yet has
-            # stored its KV by then, which is deleted with the rest.
-            self.forget_requests()
+            # Before the KV is deleted. A request that ends without having seen this has stored its
+            # KV by now, so it is deleted below. One that sees it deletes its own KV.
+            self.delete_traces()
         # Noted again: a replica may have read the index before its change.
         self.journal.add(self._engine.entries.keys(chunks))
         self._engine.entries.delete(chunks)
 
-    def forget_requests(self) -> None:
+    def delete_traces(self) -> None:
         """Texts are deleted, here or by another replica: requests under way may have read them, and
         conversations without a name may contain them.
         """
-        self.deletions += 1
-        self._chat.forget_requests()
+        self.deletion_count += 1
+        self._chat.delete_traces()
 
     def _note(self, passages: Iterable[Passage]) -> None:
-        """Note for all replicas that texts are forgotten, before they are: a kill in between loses
+        """Note for all replicas that texts are deleted, before they are: a kill in between loses
         no note.
         """
         self.journal.add(self._keys(passage.text for passage in passages))
@@ -348,7 +350,7 @@ class Collections(Closing):
         encoded once more.
         """
         try:
-            self.journal.discard(keys)
+            self.journal.remove(keys)
         except StoreError as error:
             log.warning("Notes of deletions stay, so stored texts lose their KV once: %s", error)
 
@@ -356,7 +358,7 @@ class Collections(Closing):
         return self._engine.entries.keys([self._engine.chunk(text) for text in texts])
 
     def _finish(self) -> None:
-        """Drop the KV that only deleted collections need, then their files.
+        """Delete the KV that only deleted collections need, then their files.
 
         The files stay until the KV is gone: they alone say which it is. What fails is done later,
         at the latest after a restart.
@@ -366,7 +368,7 @@ class Collections(Closing):
                 if folder not in self._unfinished:  # another thread was faster
                     continue
                 try:
-                    making_room(partial(self._drop_all_of, folder), self._make_room)
+                    making_room(partial(self._delete_kv_of, folder), self._make_room)
                 except Exception as error:
                     if self._unfinished[folder] != str(error):
                         log.exception("collection_erase_failed: it is tried again.")
@@ -380,9 +382,9 @@ class Collections(Closing):
         """Give up KV, then the reserve, to a deletion. Whether that freed any space."""
         return self._engine.parts.store.limits.give_way() or self._reserve.give_up()
 
-    def _drop_all_of(self, folder: Path) -> None:
-        """Drop the KV of all texts in a folder that no collection holds any more."""
-        self._drop(self.folders.texts(folder))
+    def _delete_kv_of(self, folder: Path) -> None:
+        """Delete the KV of all texts in a folder that no collection holds any more."""
+        self._delete_kv(self.folders.texts(folder))
 
     def _leave_disk(self) -> None:
         """Leave to KV what documents do not take of the tenant's disk."""

@@ -1,7 +1,7 @@
-"""A tenant's journal of deleted KV. It lists the entries that each replica must drop, even if the
+"""A tenant's journal of deleted KV. It lists the entries that each replica must delete, even if the
 replica that was asked has failed.
 
-A deletion is noted here, durably, before the index forgets the text. So a process that is killed in
+A deletion is noted here, durably, before the text leaves the index. So a process that is killed in
 between leaves the note. Every replica reads the journal, also after a restart or an outage
 (`DeletionFollower`), because all of them share the tenant's directory. Notes are keys, which are
 digests, and no text. The latest `KEPT` notes are kept. A replica that missed more compares all its
@@ -57,7 +57,7 @@ class Position(NamedTuple):
 
 
 class Note(NamedTuple):
-    """One entry to be dropped."""
+    """One entry to be deleted."""
 
     number: int
     key: EntryKey
@@ -105,7 +105,7 @@ class DeletionJournal:
                     "INSERT OR REPLACE INTO facts VALUES ('dropped', ?)", (str(last),)
                 )
 
-    def discard(self, keys: Sequence[EntryKey]) -> None:
+    def remove(self, keys: Sequence[EntryKey]) -> None:
         """Take out the notes of `keys`: their texts are stored again."""
         if keys and self.state() is not None:
             with self._transaction() as connection:
@@ -173,8 +173,8 @@ class DeletionFollower(Closing):
     A note is applied twice: when it is first seen, and at the next look, because a request that
     retrieved the text just before its deletion may have stored its KV in between. How far this
     replica is stands in its KV directory; it never says more than was done, so a kill repeats work
-    and skips none. While shared storage is away, the entries are dropped on this machine, and the
-    position stays until they are dropped there too.
+    and skips none. While shared storage is away, the entries are deleted on this machine, and the
+    position stays until they are deleted there too.
     """
 
     def __init__(
@@ -183,24 +183,24 @@ class DeletionFollower(Closing):
         engine: Engine,
         directory: Path,
         texts: Callable[[], Iterable[str]],
-        forget_requests: Callable[[], None],
+        delete_traces: Callable[[], None],
         tidy: Callable[[], None],
     ) -> None:
         """`directory` is this replica's KV directory. `texts` are the passages of all collections.
 
-        `forget_requests` deletes what requests left of deleted texts, `tidy` finishes
+        `delete_traces` deletes what requests left of deleted texts, `tidy` finishes
         other deletions.
         """
         self._journal = journal
         self._engine = engine
         self._path = directory / FOLLOWED
         self._texts = texts
-        self._forget_requests = forget_requests
+        self._delete_traces = delete_traces
         self._tidy = tidy
         # everything up to here was applied twice; None: not read yet
         self._settled: Position | None = None
         self._seen = Position()  # everything up to here was applied once
-        self._forgot = Position()  # of the last deletion for which requests were forgotten
+        self._traced = Position()  # of the last deletion for which traces of requests were deleted
         self._state: object = None  # of the journal when nothing was left to be done
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ragkv-deletions", daemon=True)
@@ -235,12 +235,12 @@ class DeletionFollower(Closing):
             self._thread.join()
 
     def _apply(self, found: Notes) -> bool:
-        """Drop what is noted; `False` if this was interrupted."""
+        """Delete what is noted; `False` if this was interrupted."""
         if not found.is_complete:
             log.warning(
                 "More was deleted than is noted: all entries are compared with the collections."
             )
-            self._forget_requests()
+            self._delete_traces()
             chunks = [self._engine.chunk(text) for text in self._texts() if not self._stop.is_set()]
             if self._stop.is_set():  # the list is not whole
                 return False
@@ -248,13 +248,13 @@ class DeletionFollower(Closing):
             return True
         seen = self._seen.within(found.end)
         told = [note.number for note in found.notes if note.number > seen and not note.is_own]
-        if told and (found.end.journal, told[-1]) != self._forgot:
-            self._forget_requests()
-            self._forgot = Position(found.end.journal, told[-1])
+        if told and (found.end.journal, told[-1]) != self._traced:
+            self._delete_traces()
+            self._traced = Position(found.end.journal, told[-1])
         # What this process deletes itself it deletes at once; the second time tells whether it came
         # to that.
         keys = [note.key for note in found.notes if note.number <= seen or not note.is_own]
-        return self._engine.entries.drop(list(dict.fromkeys(keys)), self._stop.is_set)
+        return self._engine.entries.delete_untold(list(dict.fromkeys(keys)), self._stop.is_set)
 
     def _read(self) -> Position:
         """How far this replica is. One whose file is damaged follows all notes again."""

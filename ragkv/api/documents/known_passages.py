@@ -105,6 +105,6 @@ class KnownPassages:
         """Forget the passages that no collection has any more."""
         gone = set(keys)
         if gone:
-            self._matcher.discard(
+            self._matcher.forget(
                 gone.difference(*(known.keys.values() for known in self._known.values()))
             )

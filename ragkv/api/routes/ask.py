@@ -47,14 +47,14 @@ async def ask(body: AskRequest, call: ApiCallDep) -> AskResponse | Response:
         with answers.answer_job(call, claim, body, body.question) as job:
             tenant = job.tenant
             with tenant.preparing(claim.check):
-                found = job.retrieve(body.question, body)
+                job.retrieve(body.question, body)
                 question = tenant.engine.parts.intake.token_ids(body.question)
-            sources = sources_of(found.hits)
+            sources = sources_of(job.found.hits)
             numbers = [source.number for source in sources]
             yield "sources", {"sources": [source.model_dump() for source in sources]}
             options = body.engine_options
             options["max_new_tokens"], options["response_format"] = max_tokens, form
-            for event in job.stream(question, found.chunks, job.session, **options):
+            for event in job.stream(question, job.found.chunks, job.session, **options):
                 if isinstance(event, PromptReport):
                     report = PrefillReport(**answers.prefill_fields(event, numbers))
                     yield "prompt", report.model_dump()
@@ -70,7 +70,7 @@ async def ask(body: AskRequest, call: ApiCallDep) -> AskResponse | Response:
                             event, event.text, sources, numbers, body.session_id
                         ),
                         notes=notes
-                        if found.hits
+                        if job.found.hits
                         else [*notes, answers.nothing_found(body.collection)],
                     )
 

@@ -141,13 +141,12 @@ class ChatCompletion:
             # 2. Find the documents and build the prompt.
             notes = [*tenant.unread_passages(claim.check)]  # it may wait, so before the gate
             with tenant.preparing(claim.check):
-                found = answers.Found("")
                 if self.rag is not None:
                     param = "rag.collection" if self.body.rag else "model"
                     before = asked[-2] if len(asked) > 1 else ""
-                    found = job.retrieve(asked[-1], self.rag, param, before)
-                sources = self._sources(found)
-                prompt = self._prompt(job, sources, found)
+                    job.retrieve(asked[-1], self.rag, param, before)
+                sources = self._sources(job.found)
+                prompt = self._prompt(job, sources)
             # 3. Answer. Text that may be a call is held back.
             names = [tool.function.name for tool in self._tools]
             filtered = CallFilter(names, form is not None and not form.schema)
@@ -177,13 +176,11 @@ class ChatCompletion:
             sources.append(source_of(number, passage))
         return sources + sources_of(found.hits, len(sources) + 1)
 
-    def _prompt(
-        self, job: answers.AnswerJob, sources: Sequence[SourceBody], found: answers.Found
-    ) -> ChatPrompt:
+    def _prompt(self, job: answers.AnswerJob, sources: Sequence[SourceBody]) -> ChatPrompt:
         """The messages with the sources, as the engine takes them. What was found keeps its ids."""
         chat = job.tenant.chat
-        given = len(sources) - len(found.chunks)
-        ids = [()] * given + [chunk.token_ids for chunk in found.chunks]
+        found = job.found.chunks
+        ids = [()] * (len(sources) - len(found)) + [chunk.token_ids for chunk in found]
         documents = tuple(
             ChatDocument(one.text, {"source": one.source, "number": one.number}, token_ids)
             for one, token_ids in zip(sources, ids, strict=True)
@@ -233,7 +230,7 @@ class ChatCompletion:
                         answer = event  # returned after the loop, when the session is free again
         finally:
             if answer is None:  # it failed
-                job.tenant.chat.drop_turn(prompt)
+                job.tenant.chat.delete_turn(prompt)
         assert answer is not None
         return answer
 

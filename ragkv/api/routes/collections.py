@@ -155,7 +155,9 @@ async def delete_document(
 
     def work(tenant: Tenant, check: Check) -> bool:
         with tenant.collections.use(name, check=check) as collection:
-            return bool(tenant.collections.remove(collection, [document_id], check).deleted)
+            return bool(
+                tenant.collections.delete_documents(collection, [document_id], check).deleted
+            )
 
     if not await call.on_tenant(work, deletes=True):
         raise not_found("document", document_id, "document_id")

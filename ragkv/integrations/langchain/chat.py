@@ -163,7 +163,7 @@ class ChatRagKV(BaseChatModel):
             else:
                 self._shared = shared_engine(self.model, self.config or EngineConfig.gather(None))
             self._shared.catalogue.register(map(to_document, self.corpus))
-            self._shared.encode_known()
+            self._shared.warm_known()
         return self._shared
 
     def ingest(self, documents: Iterable[Document | str], encode: bool = True) -> WarmReport:
@@ -174,11 +174,11 @@ class ChatRagKV(BaseChatModel):
         """
         return self.shared.catalogue.ingest(map(to_document, documents), encode)
 
-    def forget(self, documents: Iterable[Document | str]) -> int:
-        """Forget `documents` and delete their KV from every tier. Returns how many had KV
+    def delete(self, documents: Iterable[Document | str]) -> int:
+        """Delete `documents` here, and their KV from every tier. Returns how many had KV
         stored.
         """
-        return self.shared.catalogue.forget(to_document(document).text for document in documents)
+        return self.shared.catalogue.delete(to_document(document).text for document in documents)
 
     def get_token_ids(self, text: str) -> list[int]:
         """The token ids of `text`."""
@@ -331,7 +331,7 @@ class ChatRagKV(BaseChatModel):
                     yield replace(event, text=filtered.add(event.text)), *shown
         finally:
             if answer is None:
-                shared.drop_turn(prompt)
+                shared.delete_turn(prompt)
         assert answer is not None
         if rest := calls_of(answer, shown[0].tools).behind(filtered.sent):
             yield TokenEvent(rest, None), *shown

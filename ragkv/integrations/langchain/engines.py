@@ -33,13 +33,13 @@ class SharedEngine(ChatEngine):
         self.tokens = TokenText(engine.tokenizer)
         self.closed = False  # by `close_engines`
 
-    def encode_known(self) -> None:
+    def warm_known(self) -> None:
         """Tokenize the known texts and compute their KV in the background."""
-        threading.Thread(target=self._encode_soon, name="ragkv-corpus", daemon=True).start()
+        threading.Thread(target=self._warm_soon, name="ragkv-corpus", daemon=True).start()
 
-    def _encode_soon(self) -> None:
+    def _warm_soon(self) -> None:
         try:
-            self.catalogue.encode_ingested()
+            self.catalogue.warm_ingested()
         # a text may be too long for the context; its prompt says so too
         except RagKVError as error:
             log.warning("The corpus is not encoded in the background: %s", error)

@@ -56,7 +56,7 @@ class RagKVChatMessageHistory(BaseChatMessageHistory):
             head = self._llm.shared.template.head([*turns, PlainMessage("user", "")])
         except RagKVError:  # messages that the model refuses have no session
             return
-        self._llm.shared.conversations.forget(head)
+        self._llm.shared.conversations.delete(head)
 
     def _path(self) -> Path | None:
         directory = self._llm.shared.engine.config.store.directory

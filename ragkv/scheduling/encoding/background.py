@@ -43,7 +43,7 @@ class BackgroundEncoder:
     _waiting: OrderedDict[_Ids, None] = field(default_factory=OrderedDict, init=False)
     # encoded when nothing else waits
     _last: OrderedDict[_Ids, None] = field(default_factory=OrderedDict, init=False)
-    # what is under way, unless it was forgotten since
+    # what is under way, unless it was cancelled since
     _current: _Ids | None = field(default=None, init=False)
     _was_missed: bool = field(default=False, init=False)  # whether a request missed it
     _closing: bool = field(default=False, init=False)
@@ -79,7 +79,7 @@ class BackgroundEncoder:
         with self._changed:
             return bool(self._open())
 
-    def forget(self, keys: Iterable[EntryKey]) -> None:
+    def cancel(self, keys: Iterable[EntryKey]) -> None:
         """Do not encode the chunks whose entries have these keys: they were deleted."""
         deleted = set(keys)
         key = self.encoder.identity.key
@@ -266,7 +266,7 @@ class BackgroundEncoder:
                     )
                     self._last.clear()  # nothing is evicted for what no question needed yet
                     self._changed.notify_all()
-                if waiting := self._waiting or self._last:  # otherwise it was forgotten meanwhile
+                if waiting := self._waiting or self._last:  # otherwise it was cancelled meanwhile
                     self._was_missed = waiting is self._waiting
                     self._current, _ = waiting.popitem(last=False)
                     return self._current
@@ -277,7 +277,7 @@ class BackgroundEncoder:
         with self.idle_time.encoding():
             (entry,) = self.encoder.chunks([wanted])
         encoded = self.store.encoded(entry)  # takes a while, and a request may need the lock below
-        with self._changed:  # so that it is not forgotten while it is put
+        with self._changed:  # so that it is not cancelled while it is put
             if self._current != wanted:  # deleted meanwhile
                 return
             self.store.put(encoded)

@@ -124,7 +124,7 @@ def test_a_replica_that_is_killed_before_it_announces_a_deletion_leaves_no_kv_be
     """
     one, other, (deleted, kept) = world.stored_by_both()
     with monkeypatch.context() as patch:
-        patch.setattr(Collections, "_drop", _nothing)
+        patch.setattr(Collections, "_delete_kv", _nothing)
         patch.setattr("ragkv.api.documents.deletions.DeletionFollower.follow", _nothing)
         assert one.delete(DOCUMENT).status_code == 200
         world.stop("one")

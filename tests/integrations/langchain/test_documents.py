@@ -22,7 +22,7 @@ def llm(tiny: str) -> ChatRagKV:
     # Expected KV of a short chunk that leads is computed again; KV encoded alone is exact there.
     alone = EngineConfig(fusion=FusionConfig(stored_kv="alone"))
     made = chat(tiny, ratio=1.0, config=alone)
-    made.forget([A, B, C])
+    made.delete([A, B, C])
     made.ingest([A, B, C])
     return made
 
@@ -126,7 +126,7 @@ def test_a_chunk_without_its_last_letter_is_not_recognised(llm: ChatRagKV) -> No
 
 
 def test_a_document_of_a_call_is_missed_once_and_then_stored(llm: ChatRagKV) -> None:
-    llm.forget([B])
+    llm.delete([B])
     first = llm.invoke(QUESTION, documents=[A, B])
     tokens = len(llm.shared.engine.chunk(B.page_content))
     assert first.usage_metadata is not None
@@ -149,7 +149,7 @@ def test_a_corpus_is_warm_from_the_second_call_on(tiny: str) -> None:
     llm.shared.engine.flush()
     prompts = [f"Read: {text}\n{A.page_content} Why?" for text in new]
     assert [kv(llm.invoke(prompt))["reuse"]["missed_chunks"] for prompt in prompts] == [0, 0]
-    llm.forget(new)
+    llm.delete(new)
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
@@ -176,7 +176,7 @@ def test_the_configured_system_text_is_reused_as_an_exact_prefix(tiny: str) -> N
 
 
 def test_forgotten_documents_are_not_recognised_any_more(llm: ChatRagKV) -> None:
-    assert llm.forget([A, "never there at all"]) == 1
+    assert llm.delete([A, "never there at all"]) == 1
     answer = llm.invoke(f"{CONTEXT}\n\n{QUESTION}")
     assert [one["source"] for one in kv(answer)["documents"]] == ["b", "c"]
 

@@ -62,7 +62,7 @@ class TestIntegration(_Common, UnaidedChatTests):
 
     def invoke_with_cache_creation_input(self, *, stream: bool = False) -> AIMessage:
         llm = ChatRagKV(**self.chat_model_params)
-        llm.forget([A, B, C])
+        llm.delete([A, B, C])
         return _say(llm, "What does the mill make?", stream, documents=[A, B, C])
 
 
