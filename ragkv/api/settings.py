@@ -60,8 +60,8 @@ class ParsingConfig:
     process 503.
     """
 
-    workers: int = 2  # processes at once; one tenant uses all but one of them, if there are several
-    # seconds an upload may wait for one of them; its body is not read before
+    workers: int = 2  # processes at once; if there are several, one tenant uses all but one
+    # seconds an upload may wait for a process; its body is read after that
     wait_s: float = fixed(30.0)
     wall_s: float = fixed(180.0)  # seconds the parsing and splitting of one upload may take
     # seconds of CPU time it may take: 8 MB of random words take as long
@@ -175,8 +175,8 @@ class ServeConfig:
     cors_origins: tuple[str, ...] = ()
     # addresses of reverse proxies whose X-Forwarded-* headers are trusted
     proxies: tuple[str, ...] = ()
-    open_tenants: int = 8  # tenants open at once; for the next one, the longest idle is closed
-    # collections open at once, of all tenants; each has up to 5 files open (ulimit -n)
+    open_tenants: int = 8  # tenants open at once; then the one that was idle longest is closed
+    # collections of all tenants open at once; each opens up to 5 files (ulimit -n)
     open_collections: int = 64
     idle_s: float | None = None  # the server ends when no request came for so long; None: never
     graceful_s: float = 30.0  # how long running requests may take to finish after SIGTERM

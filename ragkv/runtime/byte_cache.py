@@ -35,8 +35,8 @@ class ByteCache(Generic[K, V]):
             return self._held[key][0]
 
     def put(self, key: K, value: V, size_bytes: int) -> None:
-        """Keep a value in place of those that were not used for longest. One that is larger than
-        the whole cache is not kept.
+        """Keep a value, and give up those that were not used for longest. A value larger than the
+        whole cache is not kept.
         """
         size_bytes += OVERHEAD_BYTES
         with self._lock:

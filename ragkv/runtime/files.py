@@ -130,10 +130,11 @@ def aside_of(path: Path) -> Path:
 
 
 def read_own(path: Path, parse: Callable[[Any], T]) -> T | None:
-    """What `parse` makes of the JSON in `path`; `None` without such a file, or if it is damaged.
-    Later it is a file that is not there: who must not begin anew looks at `aside_of`.
+    """What `parse` makes of the JSON in `path`; `None` if there is no file, or if it is damaged.
 
-    `parse` raises one of `DAMAGED` for values that are wrong. Raises `OSError`.
+    A damaged file is moved to `aside_of(path)`, so the next call finds no file. A caller that must
+    not start without the old values looks there. `parse` raises one of `DAMAGED` for values that are
+    wrong. Raises `OSError`.
     """
     try:
         data = path.read_bytes()

@@ -174,8 +174,8 @@ class OpenPool(Closing, Generic[K, V]):
         self._close_idle()
 
     def _close_idle(self) -> None:
-        """Have idle values closed until there are no more than `limit`, or all are in use; and
-        those with bytes until they have no more than `most_bytes`.
+        """Have idle values closed, as long as more than `limit` are open or they keep more than
+        `most_bytes`.
         """
         while True:
             with self._changed:

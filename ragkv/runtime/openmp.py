@@ -24,10 +24,11 @@ from pathlib import Path
 
 from . import processor
 
-# The use of the processors is read after so many seconds at the earliest, and is the mean since the
-# reading before: the first choice after an idle time is that of this time, the next one of now.
+# The least time between two readings of how the processors are used. A reading is the mean since the
+# one before. So the first choice after an idle time follows that idle time, and only the next one
+# follows the present.
 PERIOD_S = 0.1
-# Of a processor that others use by less than about half, a thread still gains.
+# A thread still gains from a processor that other programs use for less than about half of the time.
 SHARED = 0.45
 _SOFT = 1  # OpenMP's omp_pause_soft
 

@@ -82,8 +82,8 @@ def load() -> float:
 
 
 def crowding_hint(threads: int, found: float, count: int) -> str | None:
-    """What to know, in a sentence, if `threads` that compute share `count` full processors, by
-    their load; else `None`.
+    """A sentence for the user if `threads` compute on `count` processors that are full, as their
+    load `found` says; `None` if they are not.
     """
     if threads < 2 or found < FULL * count:
         return None

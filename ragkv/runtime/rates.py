@@ -17,8 +17,8 @@ class Rate:
         self._left = 0.0
 
     def update(self, done: float, total: float) -> None:
-        """The count is `done` now. The time before the first of them is left out: it has what is
-        done once.
+        """The count is `done` now. The time before it first grew does not count: it went to work
+        that is done only once.
         """
         now = time.monotonic()
         if done and self._seen and not self._seen[0][1]:

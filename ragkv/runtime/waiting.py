@@ -1,11 +1,12 @@
-"""Waiting: what work calls while it waits or before its next batch, a request's claim on the model,
-and a lock that is fair to owners, with the queue that decides who is next. Pure Python.
+"""Waiting. A `Check` is what work calls while it waits and before each batch. A `Claim` is a
+request's right to the model. A `FairLock` is held by one thread, and a `TimeShareQueue` decides which
+thread is next. Pure Python.
 
-An owner is a tenant of a server. The owner that held the lock for the least time gets it next, and
-its requests are served in their order (start-time fair queueing). So a tenant with one request
-waits for one batch of another tenant, however many requests the other one has. An urgent wait goes
-before its own owner's others. It never overtakes another owner's: otherwise a busy tenant could
-starve the others' searches.
+An owner is a tenant of a server. The owner that has held the lock for the least time gets it next,
+and the requests of one owner are served in their order (start-time fair queueing). So a tenant with
+one request waits for one batch of another tenant, however many requests that tenant has. An urgent
+wait goes before other waits of the same owner. It never goes before another owner's wait: otherwise
+a busy tenant could starve the searches of all others.
 
 A plain lock is not enough for a model. A waiting thread must be able to leave the queue, because
 another thread has done its work (`dismiss`). A holder must be able to let another owner go first in
@@ -69,8 +70,8 @@ def acquired(
 
 
 class Claim:
-    """One request's claim on the model, made when it comes and passed by hand to everything that
-    waits or computes for it.
+    """One request's claim on the model. It is passed by hand to everything that waits or computes
+    for the request.
     """
 
     def __init__(
@@ -79,8 +80,8 @@ class Claim:
         deadline_s: float | None = None,
         cancel: threading.Event | None = None,
     ) -> None:
-        """It begins now. `owner` is the tenant that waits and is charged. After `deadline_s`
-        seconds it is given up, and once `cancel` is set.
+        """It begins now. `owner` is the tenant that is charged for what is computed. The request is
+        given up after `deadline_s` seconds, or when `cancel` is set.
         """
         self.owner = owner
         self._began = time.perf_counter()
@@ -329,7 +330,7 @@ class FairLock:
         self._entering()
 
     def share(self, owners: Collection[str], seconds: float) -> None:
-        """The last `seconds` were used for `owners`, an owner being named once for each row; the
+        """Charge the last `seconds` to `owners`, which names an owner once for each of its rows. The
         holder calls this.
         """
         with self._guard:

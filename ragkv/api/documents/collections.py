@@ -93,7 +93,8 @@ class Collections(Closing):
         self._open_corpus = open_corpus
         self._pool = pool
         self._reserve = reserve
-        self.deletion_count = 0  # of texts, by this process or told by others; it only grows
+        # How often texts were deleted, by this process or as others told it. It only grows.
+        self.deletion_count = 0
         # Held while texts are deleted and then their KV: if two collections delete the same text,
         # the second one deletes its KV.
         self._changes = threading.Lock()
@@ -143,8 +144,8 @@ class Collections(Closing):
         return True
 
     def tidy(self) -> None:
-        """Finish deletions that failed, and see what other processes changed. What they deleted is
-        closed: while a collection is open, its text stays on disk.
+        """Finish deletions that failed, and see what other processes changed. A collection that they
+        deleted is closed here: while it is open, its text stays on disk.
         """
         self._finish()
         self.known_passages.refresh()
@@ -155,11 +156,11 @@ class Collections(Closing):
     def ingest(
         self, rag: Rag, parsed: Parsed, check: Check = no_check, allow: Check = no_check
     ) -> IngestReport:
-        """Store documents in a collection in use, without the KV. What `check` raises leaves the
-        index as it was.
+        """Store documents in a collection in use, without the KV. If `check` raises, the index stays
+        as it was.
 
-        `allow` raises if the tenant may not store them: of two requests that each fit alone, only
-        one is accepted.
+        `allow` raises if the tenant may not store them. It is called while no other request of the
+        tenant stores any: of two requests that fit alone but not together, one is refused.
         """
         split = parsed.passages if parsed.split_by == rag.corpus.splitter.fingerprint else None
         with self._changing(check):
@@ -178,8 +179,9 @@ class Collections(Closing):
         """Compute and store the KV of the documents that an ingestion into the collection in use
         `name` has seen.
 
-        What takes longer than `AT_ONCE_S` is left to the background, behind what questions miss;
-        once `check` raises a `QueueError`, it is left to the questions. Nothing is evicted for it.
+        After `AT_ONCE_S` the rest is left to the background, which does it after all that questions
+        miss. If `check` raises a `QueueError`, the rest is left to the questions that need it.
+        Nothing is evicted for it.
         """
         ends = time.monotonic() + AT_ONCE_S
         ids = (*report.added, *report.changed, *report.unchanged)
