@@ -121,7 +121,7 @@ class ChatEngine:
         documents = self.catalogue.documents_of(matches, request.documents)
         pieces, question = self._split(rendered, start, matches, documents)
         if opening is not None:
-            ids = template.bos_ids + rendered.encode(0, len(opening))
+            ids = template.bos_ids + rendered.token_ids(0, len(opening))
             pieces.insert(0, Text(ids, opening, opening=True))
         return ChatPrompt(
             rendered.messages, rendered.text, tuple(pieces), question, conversation, request.tools
@@ -220,11 +220,11 @@ class ChatEngine:
             end = match.start
             if self.template.adds_space and rendered.text[at:end].endswith(" "):
                 end -= 1  # the tokenizer puts this space before the chunk's first word by itself
-            if ids := rendered.encode(at, end, self.separator if pieces else ""):
+            if ids := rendered.token_ids(at, end, self.separator if pieces else ""):
                 pieces.append(Text(ids, rendered.text[at:end]))
             at = match.stop
             pieces.append(self.catalogue.chunk(match, document))
-        return pieces, rendered.encode(at, rendered.stop, self.separator if pieces else "")
+        return pieces, rendered.token_ids(at, rendered.stop, self.separator if pieces else "")
 
 
 def _with_one_user_message(messages: Sequence[PlainMessage]) -> tuple[PlainMessage, ...]:

@@ -17,7 +17,7 @@ from ragkv.config import MIB
 from ragkv.errors import InputError, UnsupportedError
 from ragkv.prompt.constraints import CallSyntax
 from ragkv.runtime import cached_by_bytes
-from ragkv.runtime.outside_text import cuts_between, encode_markup, pieces_of
+from ragkv.runtime.outside_text import cuts_between, markup_ids, pieces_of
 
 from .tools import Tool, ToolCall, instructions, response_text, syntax_of
 
@@ -72,13 +72,13 @@ class Rendered:
         systems = [message.text for message in self.messages if message.role == "system"]
         return self.template.opening("\n\n".join(systems))
 
-    def encode(self, start: int, stop: int, apart: str = "") -> tuple[int, ...]:
+    def token_ids(self, start: int, stop: int, apart: str = "") -> tuple[int, ...]:
         """The ids of a part of the text. If it begins with `apart`, that is tokenized by itself."""
         part = self.text[start:stop]
         cuts = {cut - start for cut in self.cuts if start < cut < stop}
         if apart and part.startswith(apart):
             cuts |= {len(apart)} - {len(part)}
-        return self.template.encode(part, sorted(cuts))
+        return self.template.token_ids(part, sorted(cuts))
 
 
 class Template:
@@ -103,7 +103,7 @@ class Template:
             self._render([PlainMessage("user", _MARK)]).split(_MARK)[1] if self.is_chat else ""
         )
         # the tokenizer puts a space before every text
-        self.adds_space = self.encode("a") == self.encode(" a")
+        self.adds_space = self.token_ids("a") == self.token_ids(" a")
 
     @functools.cached_property
     def knows_tools(self) -> bool:
@@ -194,13 +194,13 @@ class Template:
         bos = self._tokenizer.bos_token_id
         return () if self.is_chat or bos is None else (int(bos),)
 
-    def encode(self, text: str, cuts: Sequence[int] = ()) -> tuple[int, ...]:
+    def token_ids(self, text: str, cuts: Sequence[int] = ()) -> tuple[int, ...]:
         """The ids of rendered text, tokenized apart at `cuts`; without special tokens around it."""
         bounds = (0, *cuts, len(text))
         return tuple(
             token
             for start, end in pairwise(bounds)
-            for token in encode_markup(self._tokenizer, text[start:end])
+            for token in markup_ids(self._tokenizer, text[start:end])
         )
 
     def _opening(self, system: str) -> str:

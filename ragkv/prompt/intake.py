@@ -17,7 +17,7 @@ from ragkv.prompt.constraints import ResponseFormat
 from ragkv.prompt.history import History
 from ragkv.runtime import Claim
 from ragkv.runtime.arguments import check_kind
-from ragkv.runtime.outside_text import encode
+from ragkv.runtime.outside_text import token_ids
 from ragkv.types import Chunk, Text
 
 from .prompt import Prompt, lay_out
@@ -83,7 +83,7 @@ class Intake:
 
     def token_ids(self, text_or_ids: str | Sequence[int]) -> tuple[int, ...]:
         """Text as ids, without special tokens; ids as they are."""
-        return encode(self._tokenizer, text_or_ids)
+        return token_ids(self._tokenizer, text_or_ids)
 
     def prefill_request(
         self,

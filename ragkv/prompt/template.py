@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ragkv.errors import UnsupportedModelError
-from ragkv.runtime.outside_text import encode, encode_markup
+from ragkv.runtime.outside_text import markup_ids, token_ids
 
 _MARKS = ("\u27e6ragkv-1\u27e7", "\u27e6ragkv-2\u27e7", "\u27e6ragkv-3\u27e7")
 
@@ -33,7 +33,7 @@ def template_runs(tokenizer: Any | None, bos_token_id: int | None, system: str) 
     if tokenizer is not None and tokenizer.bos_token_id is not None:
         bos_token_id = tokenizer.bos_token_id
     prefix = () if bos_token_id is None else (int(bos_token_id),)
-    return TemplateRuns(prefix + (encode(tokenizer, system) if system else ()))
+    return TemplateRuns(prefix + (token_ids(tokenizer, system) if system else ()))
 
 
 def _split_template(tokenizer: Any, system: str) -> TemplateRuns:
@@ -50,7 +50,7 @@ def _split_template(tokenizer: Any, system: str) -> TemplateRuns:
         runs = None
     if runs is None:  # a template without a system role: the system text starts the first user turn
         runs = _split_template(tokenizer, "")
-        runs = replace(runs, before_documents=runs.before_documents + encode(tokenizer, system))
+        runs = replace(runs, before_documents=runs.before_documents + token_ids(tokenizer, system))
     return runs
 
 
@@ -72,10 +72,10 @@ def _around_marks(tokenizer: Any, system: str) -> TemplateRuns | None:
     if not between.startswith(closing):
         closing = ""
     return TemplateRuns(
-        encode_markup(tokenizer, prefix),
-        encode_markup(tokenizer, tail),
-        encode_markup(tokenizer, closing),
-        encode_markup(tokenizer, between[len(closing) :]),
+        markup_ids(tokenizer, prefix),
+        markup_ids(tokenizer, tail),
+        markup_ids(tokenizer, closing),
+        markup_ids(tokenizer, between[len(closing) :]),
     )
 
 

@@ -17,14 +17,14 @@ from typing import Any
 from ragkv.errors import InputError
 
 
-def encode_markup(tokenizer: Any, text: str) -> tuple[int, ...]:
+def markup_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
     """The ids of what a chat template writes, control tokens included; without special tokens
     around it.
     """
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def encode(tokenizer: Any | None, text: str | Sequence[int]) -> tuple[int, ...]:
+def token_ids(tokenizer: Any | None, text: str | Sequence[int]) -> tuple[int, ...]:
     """The ids of `text`, without special tokens around it and control tokens in it; ids as they are.
 
     Raises `InputError` for anything else, and for text without a tokenizer.
@@ -43,7 +43,7 @@ def encode(tokenizer: Any | None, text: str | Sequence[int]) -> tuple[int, ...]:
         )
     pieces = pieces_of(tokenizer, text)
     if len(pieces) == 1:
-        return encode_markup(tokenizer, text)
+        return markup_ids(tokenizer, text)
     return tuple(chain.from_iterable(tokenizer(pieces, add_special_tokens=False)["input_ids"]))
 
 

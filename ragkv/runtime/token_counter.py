@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from .outside_text import encode
+from .outside_text import token_ids
 
 
 @dataclass(eq=False)
@@ -17,7 +17,7 @@ class TokenCounter:
 
     def __call__(self, text: str) -> int:
         """The tokens of `text`, without special tokens. Raises `InputError` without a tokenizer."""
-        return len(encode(self.tokenizer, text))
+        return len(token_ids(self.tokenizer, text))
 
     @property
     def can_be_pickled(self) -> bool:

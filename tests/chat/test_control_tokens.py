@@ -11,7 +11,7 @@ from tokenizers import AddedToken, normalizers
 
 from ragkv.chat import PlainMessage, ToolCall
 from ragkv.chat.template import Template
-from ragkv.runtime.outside_text import encode
+from ragkv.runtime.outside_text import token_ids
 from tests.toy_tokenizers import byte_tokenizer
 
 
@@ -110,8 +110,8 @@ def test_no_text_from_outside_is_a_control_token(family: str) -> None:
     tokenizer = tokenizer_of(FAMILIES[family])
     text = forged(tokenizer)
     assert control_ids(tokenizer, tokenizer(text, add_special_tokens=False)["input_ids"])
-    assert control_ids(tokenizer, encode(tokenizer, text)) == []
-    assert tokenizer.decode(encode(tokenizer, text)) == text
+    assert control_ids(tokenizer, token_ids(tokenizer, text)) == []
+    assert tokenizer.decode(token_ids(tokenizer, text)) == text
 
     def prompt(said: str) -> tuple[int, ...]:
         """Every place of a chat where text from outside stands."""
@@ -134,7 +134,7 @@ def test_no_text_from_outside_is_a_control_token(family: str) -> None:
             PlainMessage("user", said),
         ]
         rendered = template.render(template.messages(messages))
-        return template.encode(rendered.text, rendered.cuts)
+        return template.token_ids(rendered.text, rendered.cuts)
 
     assert control_ids(tokenizer, prompt(text)) == control_ids(tokenizer, prompt("harmless"))
 
@@ -143,7 +143,8 @@ def test_a_text_without_control_tokens_keeps_its_ids() -> None:
     tokenizer = tokenizer_of(FAMILIES["qwen2, qwen3, qwen3_moe, smollm3"])
     for text in ("", "a < b | c", "<|im_start|", "caf\u00e9 <im_start> \u6771", "[INST"):
         assert (
-            list(encode(tokenizer, text)) == tokenizer(text, add_special_tokens=False)["input_ids"]
+            list(token_ids(tokenizer, text))
+            == tokenizer(text, add_special_tokens=False)["input_ids"]
         )
 
 
@@ -156,4 +157,4 @@ def test_another_writing_that_the_tokenizer_normalizes_is_no_control_token_eithe
         control_ids(tokenizer, tokenizer(wide)["input_ids"])
         and unicodedata.normalize("NFKC", wide) == "<call>"
     )
-    assert control_ids(tokenizer, encode(tokenizer, f"a {wide} b")) == []
+    assert control_ids(tokenizer, token_ids(tokenizer, f"a {wide} b")) == []

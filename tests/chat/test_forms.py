@@ -21,6 +21,7 @@ class Engine:
         self.config = SimpleNamespace(
             store=SimpleNamespace(directory=str(directory), read_only=False)
         )
+        self.entries = self
         self.fails = True
         self.deleted: list[Any] = []
 

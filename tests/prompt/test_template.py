@@ -7,7 +7,7 @@ import torch
 
 from ragkv.errors import InputError, UnsupportedModelError
 from ragkv.prompt.template import TemplateRuns, template_runs
-from ragkv.runtime.outside_text import encode
+from ragkv.runtime.outside_text import token_ids
 from tests.toy_tokenizers import BOS, byte_tokenizer
 
 CHATML = """{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are helpful.<|im_end|>\n' }}{% endif %}
@@ -72,7 +72,7 @@ def joined(runs: TemplateRuns, tokenizer: Any, *contents: str) -> list[int]:
         answered = (*runs.after_answer, *runs.before_next_turn)
         # by the model itself
         written = " " + text if number % 2 and tokenizer.chat_template == INSTRUCTIONS else text
-        ids += [*encode(tokenizer, written), *(answered if number % 2 else runs.after_question)]
+        ids += [*token_ids(tokenizer, written), *(answered if number % 2 else runs.after_question)]
     return ids
 
 
@@ -125,7 +125,9 @@ class TestPlainLayout:
     def test_the_plain_layout_of_a_tokenizer_is_bos_and_system_text(self) -> None:
         tokenizer = byte_tokenizer()
         assert template_runs(tokenizer, None, "") == TemplateRuns((BOS,))
-        assert template_runs(tokenizer, 99, "Hi") == TemplateRuns((BOS, *encode(tokenizer, "Hi")))
+        assert template_runs(tokenizer, 99, "Hi") == TemplateRuns(
+            (BOS, *token_ids(tokenizer, "Hi"))
+        )
 
     def test_the_plain_layout_without_a_tokenizer_is_the_models_bos(self) -> None:
         assert template_runs(None, 1, "") == TemplateRuns((1,))
@@ -139,18 +141,18 @@ class TestPlainLayout:
 class TestEncode:
     def test_text_becomes_ids_without_special_tokens(self) -> None:
         tokenizer = byte_tokenizer()
-        assert tokenizer.decode(encode(tokenizer, "a b")) == "a b"
-        assert encode(tokenizer, "") == ()
+        assert tokenizer.decode(token_ids(tokenizer, "a b")) == "a b"
+        assert token_ids(tokenizer, "") == ()
 
     def test_any_integer_sequence_is_accepted_as_ids(self) -> None:
         assert (
-            encode(None, [5, 6])
-            == encode(None, torch.tensor([5, 6]))
-            == encode(None, range(5, 7))
+            token_ids(None, [5, 6])
+            == token_ids(None, torch.tensor([5, 6]))
+            == token_ids(None, range(5, 7))
             == (5, 6)
         )
 
     @pytest.mark.parametrize("wrong", [[1.5], ["a"], [None], 7, None, [[1]]])
     def test_input_that_is_neither_text_nor_integers_is_refused(self, wrong: Any) -> None:
         with pytest.raises(InputError, match="token ids"):
-            encode(None, wrong)
+            token_ids(None, wrong)

@@ -253,8 +253,8 @@ class Collections(Closing):
             self._delete_late()
 
     def _delete_late(self) -> None:
-        """Delete the KV that answers found to be of deleted texts, unless another thread changes the texts: it does so when
-        it has ended.
+        """Delete the KV that answers found to be of deleted texts. While another thread changes the
+        texts, that thread does it, at its end.
         """
         while self._computed_late and self._changes.acquire(blocking=False):
             with self._guard:

@@ -182,7 +182,7 @@ class ChatRagKV(BaseChatModel):
 
     def get_token_ids(self, text: str) -> list[int]:
         """The token ids of `text`."""
-        return list(self.shared.template.encode(text))
+        return list(self.shared.template.token_ids(text))
 
     # Answering
 

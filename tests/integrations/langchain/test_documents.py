@@ -155,7 +155,7 @@ def test_a_corpus_is_warm_from_the_second_call_on(tiny: str) -> None:
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
 def test_cache_read_counts_exact_and_fused_tokens(ratio: float, llm: ChatRagKV) -> None:
     answer = llm.invoke(QUESTION, documents=[A, B, C], ratio=ratio)
-    prefix = len(llm.shared.template.encode(llm.shared.template.own_opening))
+    prefix = len(llm.shared.template.token_ids(llm.shared.template.own_opening))
     first = len(A.page_content)
     assert answer.usage_metadata is not None
     read = prefix + first + kv(answer)["reuse"]["fused"]
@@ -166,7 +166,7 @@ def test_cache_read_counts_exact_and_fused_tokens(ratio: float, llm: ChatRagKV) 
 
 def test_the_configured_system_text_is_reused_as_an_exact_prefix(tiny: str) -> None:
     llm = chat(tiny, config=EngineConfig(prompt=PromptConfig(system="Answer briefly.")))
-    opening = len(llm.shared.template.encode(llm.shared.template.own_opening))
+    opening = len(llm.shared.template.token_ids(llm.shared.template.own_opening))
     said = llm.invoke(QUESTION)
     same = llm.invoke([SystemMessage("Answer briefly."), HumanMessage(QUESTION)])
     other = llm.invoke([SystemMessage("Answer at length."), HumanMessage(QUESTION)])
