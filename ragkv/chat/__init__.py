@@ -2,7 +2,8 @@
 
     chat = ChatEngine(engine)
     prompt = chat.build_prompt(ChatInput(messages, documents))
-    engine.stream(prompt.question, prompt.chunks, separator="", ...)
+    events = engine.stream(prompt.question, prompt.chunks, separator="", ...)
+    for event in chat.follow(prompt, events): ...
 
 The model's chat template renders the messages. Known chunk texts are found in the rendered text.
 Messages that continue an earlier conversation find its session. This package knows no protocol: the
@@ -10,13 +11,13 @@ LangChain and REST front ends convert their messages.
 """
 
 from .catalogue import ChatDocument
-from .chat_engine import ChatEngine, ChatInput, ChatPrompt, insert_documents
+from .chat_engine import ChatAnswer, ChatEngine, ChatInput, ChatPrompt, insert_documents
 from .passage_matcher import PassageMatcher
 from .template import PlainMessage
-from .tools import CallFilter, FoundCalls, Tool, ToolCall, find_calls, required_form
+from .tools import FoundCalls, Tool, ToolCall, required_form
 
 __all__ = [
-    "CallFilter",
+    "ChatAnswer",
     "ChatDocument",
     "ChatEngine",
     "ChatPrompt",
@@ -26,7 +27,6 @@ __all__ = [
     "Tool",
     "ToolCall",
     "PlainMessage",
-    "find_calls",
     "insert_documents",
     "required_form",
 ]

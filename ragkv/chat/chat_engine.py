@@ -11,7 +11,8 @@ import functools
 import json
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from ragkv.config import MIB
@@ -19,13 +20,13 @@ from ragkv.conversations import Session
 from ragkv.engine import Engine
 from ragkv.errors import PromptTooLongError
 from ragkv.runtime import cached_by_bytes
-from ragkv.types import Answer, Chunk, Text
+from ragkv.types import Answer, Chunk, Text, TokenEvent
 
 from .catalogue import ChatDocument, ChunkCatalogue
 from .finder import ConversationFinder, FoundConversation
 from .passage_matcher import TextMatch
 from .template import PlainMessage, Rendered, Template, results_at_end
-from .tools import Tool, ToolCall, response_text
+from .tools import CallFilter, FoundCalls, Tool, ToolCall, find_calls, response_text
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +63,23 @@ class ChatPrompt:
     tools: tuple[Tool, ...] = ()
 
     @property
+    def session(self) -> Session | None:
+        """The session of its conversation."""
+        return None if self.conversation is None else self.conversation.session
+
+    @property
     def documents(self) -> tuple[Chunk, ...]:
         """The chunks without the text between them."""
         return tuple(chunk for chunk in self.chunks if not isinstance(chunk, Text))
+
+
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
+    """An answer in a chat, whose turn is saved."""
+
+    answer: Answer
+    found: FoundCalls  # its calls, and the text around them
+    text: str  # as it was streamed: without the calls
 
 
 class ChatEngine:
@@ -126,6 +141,38 @@ class ChatEngine:
         return ChatPrompt(
             rendered.messages, rendered.text, tuple(pieces), question, conversation, request.tools
         )
+
+    def follow(
+        self,
+        prompt: ChatPrompt,
+        events: Generator[object, None, None],
+        tools: Sequence[str] = (),
+        only_calls: bool = False,
+    ) -> Generator[TokenEvent | ChatAnswer, None, None]:
+        """The tokens of an answer to `prompt`, and at last the answer, whose turn is then saved.
+
+        `events` are the engine's. Text that may be a call is held back until it is certain. `tools`
+        are the names of those that may be called; with `only_calls` the answer is nothing else. A
+        turn without an answer is deleted.
+        """
+        filtered = CallFilter(tools, only_calls)
+        answer: Answer | None = None
+        try:
+            with closing(events):
+                for event in events:
+                    if isinstance(event, TokenEvent):
+                        yield replace(event, text=filtered.add(event.text))
+                    elif isinstance(event, Answer):
+                        answer = event  # handed out after the loop, when the session is free again
+        finally:
+            if answer is None:
+                self.delete_turn(prompt)
+        assert answer is not None
+        found = find_calls(answer.text, tools, answer.finish_reason)
+        answer = self.save_turn(prompt, answer, found.text, found.calls)
+        if rest := found.behind(filtered.sent):
+            yield TokenEvent(rest, None)
+        yield ChatAnswer(answer, found, filtered.sent + rest)
 
     def save_turn(
         self,

@@ -7,15 +7,14 @@ import pytest
 
 from ragkv import FusionConfig
 from ragkv.chat import (
-    CallFilter,
     ChatDocument,
     ChatEngine,
     ChatInput,
     PlainMessage,
     ToolCall,
-    find_calls,
     required_form,
 )
+from ragkv.chat.tools import CallFilter, find_calls
 from ragkv.errors import SchemaError
 from tests.engine.helpers import text_engine
 from tests.toy_tokenizers import CHATML

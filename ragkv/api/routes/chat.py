@@ -19,13 +19,11 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from ragkv.chat import (
-    CallFilter,
+    ChatAnswer,
     ChatDocument,
     ChatInput,
     ChatPrompt,
-    FoundCalls,
     PlainMessage,
-    find_calls,
     insert_documents,
     required_form,
 )
@@ -35,7 +33,7 @@ from ragkv.prompt import AnswerOptions
 from ragkv.prompt.constraints import ResponseFormat
 from ragkv.retrieval import Passage
 from ragkv.runtime import Claim
-from ragkv.types import Answer, Text, TokenEvent
+from ragkv.types import Text
 
 from .. import answers
 from ..bodies import chat_answer as schemas
@@ -147,23 +145,32 @@ class ChatCompletion:
                     job.retrieve(asked[-1], self.rag, param, before)
                 sources = self._sources(job.found)
                 prompt = self._prompt(job, sources)
-            # 3. Answer. Text that may be a call is held back.
-            names = [tool.function.name for tool in self._tools]
-            filtered = CallFilter(names, form is not None and not form.schema)
+            # 3. Answer, without the text of calls. Then the turn is saved.
             tokens = TokenText(tenant.engine.tokenizer) if self.body.logprobs else None
-            answer = yield from self._decoded(job, prompt, form, filtered, tokens)
-            # 4. Save the turn, so that messages which continue it find its KV.
-            calls = find_calls(answer.text, names, answer.finish_reason)
-            answer = tenant.chat.save_turn(prompt, answer, calls.text, calls.calls)
-            # 5. Send what was held back without the calls. Append the markers of sources that the
-            #    answer cites and does not name, but not to JSON, where [1] is a list.
-            content = filtered.sent + calls.behind(filtered.sent)
-            if not calls.calls and form is None:
-                content += missing_markers(content, citations_of(content, sources))
-            if rest := content[len(filtered.sent) :]:
-                yield schemas.Piece(rest)
+            steps = tenant.chat.follow(
+                prompt,
+                job.stream(prompt.question, prompt.chunks, prompt.session, **self._options(form)),
+                [tool.function.name for tool in self._tools],
+                only_calls=form is not None and not form.schema,
+            )
+            with closing(steps):
+                for step in steps:
+                    if isinstance(step, ChatAnswer):
+                        made = step
+                        continue
+                    given = [step.logprob] if step.logprob else []
+                    logprobs = tokens.entries(given) if tokens else []
+                    if step.text or logprobs:
+                        yield schemas.Piece(step.text, logprobs)
+            # 4. Append the markers of sources that the answer cites and does not name, but not to
+            #    JSON, where [1] is a list.
+            markers = ""
+            if not made.found.calls and form is None:
+                markers = missing_markers(made.text, citations_of(made.text, sources))
+            if markers:
+                yield schemas.Piece(markers)
             notes += self._without_documents(tenant, prompt)
-            yield self._response(tokens, prompt, answer, content, sources, calls, notes)
+            yield self._response(tokens, prompt, made, made.text + markers, sources, notes)
 
     def _sources(self, found: answers.Found) -> list[SourceBody]:
         """The documents of the request, then those that were found."""
@@ -199,40 +206,13 @@ class ChatCompletion:
             )
         return chat.build_prompt(request, False, job.session)
 
-    def _decoded(
-        self,
-        job: answers.AnswerJob,
-        prompt: ChatPrompt,
-        form: ResponseFormat | None,
-        filtered: CallFilter,
-        tokens: TokenText | None,
-    ) -> Generator[schemas.Piece, None, Answer]:
-        """Pieces of the answer as far as they are certainly no calls; returns the answer."""
-        options: AnswerOptions = {
+    def _options(self, form: ResponseFormat | None) -> AnswerOptions:
+        return {
             **self.body.engine_options,
             "response_format": form,
             "max_new_tokens": self.max_tokens,
             "separator": "",  # the messages have their own text between passages
         }
-        session = prompt.conversation.session if prompt.conversation else None
-        answer: Answer | None = None
-        try:
-            made = job.stream(prompt.question, prompt.chunks, session, **options)
-            with closing(made) as events:
-                for event in events:
-                    if isinstance(event, TokenEvent):
-                        given = [event.logprob] if event.logprob else []
-                        logprobs = tokens.entries(given) if tokens else []
-                        text = filtered.add(event.text)
-                        if text or logprobs:
-                            yield schemas.Piece(text, logprobs)
-                    elif isinstance(event, Answer):
-                        answer = event  # returned after the loop, when the session is free again
-        finally:
-            if answer is None:  # it failed
-                job.tenant.chat.delete_turn(prompt)
-        assert answer is not None
-        return answer
 
     def _form(self, tenant: Tenant) -> ResponseFormat | None:
         """The form of the answer: of its text, of calls if it must call a tool, or of either.
@@ -268,12 +248,13 @@ class ChatCompletion:
         self,
         tokens: TokenText | None,
         prompt: ChatPrompt,
-        answer: Answer,
+        made: ChatAnswer,
         content: str,
         sources: list[SourceBody],
-        found: FoundCalls,
         notes: Sequence[str],
     ) -> schemas.ChatResponse:
+        answer = made.answer
+        calls = made.found.calls
         # as the engine numbers chunks: it does not count an opening text
         chunks = [one for one in prompt.chunks if not (isinstance(one, Text) and one.opening)]
         numbers = [chunk.metadata.get("number") for chunk in chunks]
@@ -284,15 +265,15 @@ class ChatCompletion:
         collection = self.rag.collection if self.rag else None
         choice = schemas.Choice(
             message=schemas.AssistantMessage(
-                content=None if found.calls and not content.strip() else content,
-                tool_calls=called(found.calls) if found.calls else None,
+                content=None if calls and not content.strip() else content,
+                tool_calls=called(calls) if calls else None,
                 annotations=annotations_of(
                     content, report, collection, len(self.body.documents or [])
                 ),
             ),
             logprobs=schemas.Logprobs(content=tokens.entries(answer.logprobs)) if tokens else None,  # type: ignore[arg-type]
             finish_reason="tool_calls"
-            if found.calls and answer.finish_reason == "stop"
+            if calls and answer.finish_reason == "stop"
             else answer.finish_reason,  # type: ignore[arg-type]
         )
         used = answer.reuse

@@ -7,6 +7,7 @@ model.
 
 import threading
 from collections.abc import AsyncIterator, Generator, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, Literal, cast
 
@@ -18,7 +19,7 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, SkipValidation
 
-from ragkv.chat import CallFilter, ChatPrompt, required_form
+from ragkv.chat import ChatAnswer, ChatPrompt, required_form
 from ragkv.config import EngineConfig, ReuseMode
 from ragkv.engine import Engine
 from ragkv.entries import WarmReport
@@ -29,12 +30,11 @@ from ragkv.prompt import AnswerOptions
 from ragkv.prompt.constraints import parse
 from ragkv.runtime import Claim
 from ragkv.runtime.thread_stream import iterate_in_thread
-from ragkv.types import Answer, TokenEvent
+from ragkv.types import TokenEvent
 
 from .engines import SharedEngine, shared_engine, shared_engine_of
 from .messages import (
     bound_tools,
-    calls_of,
     chat_chunk,
     chat_input,
     chat_result,
@@ -288,8 +288,8 @@ class ChatRagKV(BaseChatModel):
         stop: Sequence[str] | None,
         call: dict[str, Any],
         cancel: threading.Event | None = None,
-    ) -> Generator[tuple[TokenEvent | Answer, ChatPrompt, str, TokenText]]:
-        """The engine's events, each with the prompt, the model's name and the texts of its
+    ) -> Generator[tuple[TokenEvent | ChatAnswer, ChatPrompt, str, TokenText]]:
+        """The steps of an answer, each with the prompt, the model's name and the texts of its
         tokens.
         """
         refuse_unknown(call)
@@ -314,28 +314,12 @@ class ChatRagKV(BaseChatModel):
             )
         options["stop"] = tuple(self.stop or () if stop is None else stop)
         options["deadline_s"], options["cancel"] = self.timeout, cancel
-        session = prompt.conversation.session if prompt.conversation else None
-        answer = None
         claim = Claim(deadline_s=self.timeout, cancel=cancel)
-        shown = (
-            (replace(prompt, tools=()) if choice == "none" else prompt),
-            shared.name,
-            shared.tokens,
-        )
-        filtered = CallFilter(tool_names(shown[0].tools), must_call)
-        try:
-            for event in shared.engine.stream(prompt.question, prompt.chunks, session, **options):
-                if isinstance(event, Answer):
-                    answer = event  # yielded below, when the turn is saved
-                else:
-                    yield replace(event, text=filtered.add(event.text)), *shown
-        finally:
-            if answer is None:
-                shared.delete_turn(prompt)
-        assert answer is not None
-        if rest := calls_of(answer, shown[0].tools).behind(filtered.sent):
-            yield TokenEvent(rest, None), *shown
-        yield shared.save_turn(prompt, answer), *shown
+        shown = replace(prompt, tools=()) if choice == "none" else prompt
+        events = shared.engine.stream(prompt.question, prompt.chunks, prompt.session, **options)
+        with closing(shared.follow(prompt, events, tool_names(shown.tools), must_call)) as steps:
+            for step in steps:
+                yield step, shown, shared.name, shared.tokens
         shared.engine.settle(claim)
 
 

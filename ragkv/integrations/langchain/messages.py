@@ -32,14 +32,13 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic_core import to_jsonable_python
 
 from ragkv.chat import (
+    ChatAnswer,
     ChatDocument,
     ChatInput,
     ChatPrompt,
-    FoundCalls,
     PlainMessage,
     Tool,
     ToolCall,
-    find_calls,
     insert_documents,
 )
 from ragkv.errors import InputError, UnsupportedError
@@ -198,11 +197,6 @@ def tool_names(tools: Sequence[Tool]) -> list[str]:
     return [tool["function"]["name"] for tool in tools]
 
 
-def calls_of(answer: Answer, tools: Sequence[Tool]) -> FoundCalls:
-    """The calls of these tools in an answer."""
-    return find_calls(answer.text, tool_names(tools), answer.finish_reason)
-
-
 def chat_calls(calls: Sequence[Any]) -> tuple[ToolCall, ...]:
     """LangChain's calls of an earlier answer."""
     return tuple(
@@ -219,41 +213,39 @@ def chat_calls(calls: Sequence[Any]) -> tuple[ToolCall, ...]:
 
 
 def chat_result(
-    event: TokenEvent | Answer, prompt: ChatPrompt, model: str, tokens: TokenText
+    step: TokenEvent | ChatAnswer, prompt: ChatPrompt, model: str, tokens: TokenText
 ) -> ChatResult:
-    """The result of a call whose last event is `event`, an `Answer`."""
-    assert isinstance(event, Answer)
-    found = calls_of(event, prompt.tools)
+    """The result of a call whose last step is `step`, a `ChatAnswer`."""
+    assert isinstance(step, ChatAnswer)
+    found = step.found
     calls = [
         tool_call(name=call.name, args=json.loads(call.arguments), id=call.id)
         for call in found.calls
     ]
     message = AIMessage(
-        content=found.text, tool_calls=calls, **_reports(event, prompt, model, bool(calls))
+        content=found.text, tool_calls=calls, **_reports(step.answer, prompt, model, bool(calls))
     )
-    info = _logprobs(event.logprobs, tokens)
+    info = _logprobs(step.answer.logprobs, tokens)
     generation = ChatGeneration(message=message, generation_info=info)
     return ChatResult(generations=[generation], llm_output={"model_name": model})
 
 
 def chat_chunk(
-    event: TokenEvent | Answer, prompt: ChatPrompt, model: str, tokens: TokenText
+    step: TokenEvent | ChatAnswer, prompt: ChatPrompt, model: str, tokens: TokenText
 ) -> ChatGenerationChunk | None:
-    """The piece of a streamed message for `event`; `None` for an event without text and log
-    probability.
-    """
-    if isinstance(event, Answer):
+    """The piece of a streamed message for `step`; `None` for one without text and log probability."""
+    if isinstance(step, ChatAnswer):
         pieces = [
             tool_call_chunk(name=call.name, args=call.arguments, id=call.id, index=number)
-            for number, call in enumerate(calls_of(event, prompt.tools).calls)
+            for number, call in enumerate(step.found.calls)
         ]
-        reports = _reports(event, prompt, model, bool(pieces))
+        reports = _reports(step.answer, prompt, model, bool(pieces))
         last = AIMessageChunk(content="", tool_call_chunks=pieces, chunk_position="last", **reports)
         return ChatGenerationChunk(message=last)
-    info = _logprobs([event.logprob] if event.logprob else [], tokens)
-    if not event.text and info is None:
+    info = _logprobs([step.logprob] if step.logprob else [], tokens)
+    if not step.text and info is None:
         return None
-    return ChatGenerationChunk(message=AIMessageChunk(content=event.text), generation_info=info)
+    return ChatGenerationChunk(message=AIMessageChunk(content=step.text), generation_info=info)
 
 
 def _logprobs(logprobs: Sequence[TokenLogprob], tokens: TokenText) -> dict[str, Any] | None:
