@@ -246,7 +246,7 @@ def test_the_next_start_computes_the_kv_that_an_interrupted_ingestion_left_out(
     with client_of(app_on(reader, tmp_path)) as client:
         filled(client)
         filled(client, "other", FACTS[:1])
-        engine_of(client.app).delete(FACTS)  # as if the process had been killed before
+        engine_of(client.app).entries.delete(FACTS)  # as if the process had been killed before
         assert entries(client) == 0
     with client_of(app_on(reader, tmp_path)) as client:
         client.get("/v1/stats")  # opens the tenant
