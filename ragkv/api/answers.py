@@ -157,7 +157,7 @@ def answer_job(
 
     `question` is the title of a conversation that has none yet.
     """
-    with call.service.tenants.use(call.principal, claim.check) as tenant:
+    with call.tenants.use(call.principal, claim.check) as tenant:
         session = None
         if body.session_id is not None:
             tenant.check_session_quota(call.principal, body.session_id)

@@ -23,11 +23,12 @@ from ragkv.retrieval.rag import Rag
 from ragkv.runtime import Check, Claim
 from ragkv.types import Reuse, Timing
 
+from .errors import unknown_model
 from .full_disk import making_room
 from .keys import Principal
 from .service import Service
 from .settings import LimitsConfig
-from .tenants import Tenant
+from .tenants import Tenant, Tenants
 from .work import giving_way
 
 T = TypeVar("T")
@@ -45,6 +46,27 @@ class ApiCall:
     def limits(self) -> LimitsConfig:
         """The limits on the request."""
         return self.service.config.limits
+
+    @property
+    def tenants(self) -> Tenants:
+        """The tenants of the server."""
+        tenants = self.service.tenants
+        assert tenants is not None  # the middleware lets no request in before the model is loaded
+        return tenants
+
+    def collection_of(self, model: str) -> str | None:
+        """The collection in a model's name, as in `smollm2:handbook`; `None`: it is the model
+        alone.
+
+        Raises `ApiError` 404 for another model.
+        """
+        own = self.service.model_id
+        if model == own:
+            return None
+        if not model.startswith(f"{own}:"):
+            known = f"{own!r}, alone or with a collection, as in {own}:default"
+            raise unknown_model(model, known)
+        return model.removeprefix(f"{own}:")
 
     async def stream(
         self, work: Callable[[Claim], Generator[T, None, None]]
@@ -68,7 +90,7 @@ class ApiCall:
         pool = self.service.data_pool
 
         def giving_way_to_answers(claim: Claim) -> T:
-            wait_idle = self.service.tenants.idle_time.wait_idle
+            wait_idle = self.tenants.idle_time.wait_idle
             return work(giving_way(claim, wait_idle, lambda: len(pool.computing)))
 
         return await pool.run(self.request, giving_way_to_answers)
@@ -81,7 +103,7 @@ class ApiCall:
         """
 
         def with_room(check: Check) -> T:
-            tenants = self.service.tenants
+            tenants = self.tenants
             with tenants.use(self.principal, check) as tenant:
                 made = making_room(
                     lambda: work(tenant, check), lambda: tenants.give_way(tenant, check, deletes)

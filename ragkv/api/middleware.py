@@ -174,6 +174,7 @@ class Access:
         self._service = service
         self._hosts = {host.lower() for host in service.config.hosts}
         self._own = {*LOOPBACK, *self._hosts}
+        self._is_private = service.config.is_private
         self._origins = {origin.lower().rstrip("/") for origin in service.config.cors_origins}
 
     def check(self, scope: Scope) -> None:
@@ -186,11 +187,12 @@ class Access:
         if not is_public(scope["path"]):
             principal = scope["state"]["principal"] = self._principal(headers)
             # but an unknown path is unknown at any time
-            refused = self._service.unavailable_reason is not None
-            if refused and any(
+            is_away = self._service.unavailable_reason is not None
+            if is_away and any(
                 route.matches(scope)[0] is not Match.NONE for route in scope["app"].routes
             ):
-                self._service.check_ready()
+                message = f"{self._service.unavailable_reason} Ask again."
+                raise ApiError(503, message, "not_ready", retry_after_s=2)
             self._service.limiter.take_request(principal)
             if scope["path"] in ANSWER_PATHS:  # refused before the body is parsed
                 self._service.answer_pool.check_space(principal.tenant)
@@ -200,11 +202,9 @@ class Access:
         name = _host_name(host)
         if name in self._own or is_loopback(name):
             return
-        if self._service.requires_key:
-            is_known = not self._hosts
-        else:  # a name can be made to resolve to this server; an address cannot
-            is_known = not self._service.config.is_private and _is_address(name)
-        if not is_known:
+        # A name can be made to resolve to this server; an address cannot.
+        is_address = not self._is_private and _is_address(name)
+        if not (not self._hosts if self._requires_key else is_address):
             message = (
                 f"This server does not answer as {host[:100]!r} without a key. Add the name to "
                 "the setting `hosts`, or "
@@ -224,8 +224,14 @@ class Access:
             )
             raise ApiError(403, message, "cross_origin")
 
+    @property
+    def _requires_key(self) -> bool:
+        """Whether a request needs an API key."""
+        keys = self._service.keys
+        return self._service.config.auth.required and (keys.exists or not self._is_private)
+
     def _principal(self, headers: Headers) -> Principal:
-        if not self._service.requires_key:
+        if not self._requires_key:
             if self._service.config.auth.required and came_through_proxy(headers):
                 raise invalid_key(
                     "This server has no keys and serves this machine alone, and the request came "

@@ -19,7 +19,6 @@ from ragkv.runtime import Closing, make_private_folder, server_file
 from ragkv.vllm.front import VllmServer
 
 from .documents.parser import DocumentParser
-from .errors import ApiError, unknown_model
 from .keys import ANONYMOUS, KeyRing
 from .limits import RateLimiter
 from .metrics import Metrics, TenantStats
@@ -40,6 +39,9 @@ class Service(Closing):
         self.config = config
         self.replica = replica or secrets.token_hex(4)
         self.created = int(time.time())
+        path = Path(config.model)
+        # the model's name: its hub id, or its folder's name
+        self.model_id = path.name if path.is_absolute() else config.model
         queue = config.queue
         self.answer_pool = RequestPool(queue, queue.limit, queue.tenant_limit, queue.deadline_s)
         # Ingesting, searching, embedding, listing:
@@ -47,7 +49,7 @@ class Service(Closing):
             queue, queue.data_requests, queue.tenant_data_requests, queue.data_deadline_s
         )
         self.parser = DocumentParser(config.parsing)
-        self._tenants: Tenants | None = None
+        self.tenants: Tenants | None = None  # on the loaded model; None: it is being loaded
         self.vllm: VllmServer | None = None  # computes the answers; None: this process does
         if config.in_front_of_vllm:
             key = os.environ.get(VLLM_KEY_VARIABLE, "")
@@ -55,49 +57,8 @@ class Service(Closing):
         # Why requests are refused; None: they are accepted.
         self.unavailable_reason: str | None = server_file.LOADING
         self.keys = KeyRing(config.keys_path)
-        self._is_private = config.is_private
         self.limiter = RateLimiter()
         self.metrics = Metrics(self.tenant_stats, self.replica, self.vllm)
-
-    def check_ready(self) -> None:
-        """Raise `ApiError` 503 while requests are refused."""
-        if self.unavailable_reason is not None:
-            raise ApiError(
-                503, f"{self.unavailable_reason} Ask again.", "not_ready", retry_after_s=2
-            )
-
-    @property
-    def requires_key(self) -> bool:
-        """Whether a request needs an API key."""
-        return self.config.auth.required and (self.keys.exists or not self._is_private)
-
-    @property
-    def model_id(self) -> str:
-        """The model's name: its hub id, or its folder's name."""
-        path = Path(self.config.model)
-        return path.name if path.is_absolute() else self.config.model
-
-    def collection_of(self, model: str) -> str | None:
-        """The collection in a model's name, as in `smollm2:handbook`; `None`: it is the model
-        alone.
-
-        Raises `ApiError` 404 for another model.
-        """
-        if model == self.model_id:
-            return None
-        if not model.startswith(f"{self.model_id}:"):
-            example = f"{self.model_id}:default"
-            raise unknown_model(
-                model, f"{self.model_id!r}, alone or with a collection, as in {example}"
-            )
-        return model.removeprefix(f"{self.model_id}:")
-
-    @property
-    def tenants(self) -> Tenants:
-        """The tenants on the loaded model; raises `ApiError` 503 while it is being loaded."""
-        self.check_ready()
-        assert self._tenants is not None  # a server is ready when it has loaded the model
-        return self._tenants
 
     def load(self, engine: Engine | None = None, embedder: Embedder | None = None) -> None:
         """Load the model and the embedder, unless they are given. Blocks. Raises what loading
@@ -135,17 +96,17 @@ class Service(Closing):
             # its directory exists from now on: vLLM's connector reads it
             with tenants.use(ANONYMOUS):
                 pass
-        self._tenants = tenants
+        self.tenants = tenants
 
     def tenant_stats(self) -> Sequence[TenantStats]:
         """The stats of the open tenants. Opens no tenant, and is fast."""
-        return [] if self._tenants is None else self._tenants.stats()
+        return [] if self.tenants is None else self.tenants.stats()
 
     def away(self) -> Sequence[str]:
         """What the open tenants share with other replicas and does not answer, as in
         `EngineStats.away`.
         """
-        opened = {} if self._tenants is None else self._tenants.opened()
+        opened = {} if self.tenants is None else self.tenants.opened()
         return sorted({name for tenant in opened.values() for name in tenant.engine.stats().away})
 
     def cut(self) -> None:
@@ -165,7 +126,7 @@ class Service(Closing):
         ]
         if not all(ended):
             log.error("work_left_running")  # nothing of it was acknowledged
-        if self._tenants is not None:
-            self._tenants.close()
+        if self.tenants is not None:
+            self.tenants.close()
         if self.vllm is not None:
             self.vllm.close()

@@ -111,7 +111,7 @@ class ChatCompletion:
         any work.
         """
         limits = call.limits
-        collection = call.service.collection_of(body.model)
+        collection = call.collection_of(body.model)
         rag = body.rag
         if collection is not None and (rag is None or "collection" not in rag.model_fields_set):
             rag = (rag or RetrievalBody()).model_copy(update={"collection": collection})

@@ -191,7 +191,7 @@ async def _documents(call: ApiCall) -> Parsed:
     if not kind.lower().startswith(FORM) and size.isdecimal() and int(size[:20]) <= SMALL_BYTES:
         return Parsed(parse_upload(upload, await _body(request)))
     async with service.parser.place(call.principal.tenant):
-        large = dataclasses.replace(upload, splitter=service.tenants.splitter)
+        large = dataclasses.replace(upload, splitter=call.tenants.splitter)
         body = await _body(request)
         return await call.on_thread(lambda check: service.parser.parse(large, body, check))
 

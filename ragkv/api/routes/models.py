@@ -9,9 +9,8 @@ from pydantic import BaseModel, Field
 
 from ..bodies.documents import ID_PATTERN
 from ..bodies.resources import Listed
-from ..call import ApiCallDep
+from ..call import ApiCall, ApiCallDep
 from ..errors import unknown_model
-from ..service import Service
 from ..tenants import Tenant
 
 router = APIRouter(prefix="/v1/models", tags=["openai"])
@@ -39,9 +38,7 @@ async def list_models(
     """`model:collection` for each collection, from which it answers; last the language model, which
     answers without documents.
     """
-    return Listed(
-        data=await call.on_tenant(lambda tenant, _: models_of(call.service, tenant, type))
-    )
+    return Listed(data=await call.on_tenant(lambda tenant, _: models_of(call, tenant, type)))
 
 
 @router.get("/{model:path}", summary="Show a model")
@@ -52,9 +49,8 @@ async def show_model(
     call: ApiCallDep,
 ) -> Model:
     """One of the models, of either type, by its id."""
-    service = call.service
     models = await call.on_tenant(
-        lambda tenant, _: models_of(service, tenant) + models_of(service, tenant, "embedding")
+        lambda tenant, _: models_of(call, tenant) + models_of(call, tenant, "embedding")
     )
     for one in models:
         if one.id == model:
@@ -62,9 +58,10 @@ async def show_model(
     raise unknown_model(model, ", ".join(repr(one.id) for one in models))
 
 
-def models_of(service: Service, tenant: Tenant, type: Kind = "chat") -> list[Model]:
+def models_of(call: ApiCall, tenant: Tenant, type: Kind = "chat") -> list[Model]:
     """The models of a tenant. Clients choose the first, so the one without documents is last."""
-    embedder = service.tenants.embedder
+    service = call.service
+    embedder = call.tenants.embedder
     if type == "embedding":
         described = {embedder.name: "Embeds texts."} if embedder else {}
     else:

@@ -48,7 +48,7 @@ async def tags(call: ApiCallDep) -> dict[str, Any]:
     """The models of `/v1/models`, all of which are loaded."""
 
     def work(tenant: Tenant, _: Check) -> list[dict[str, Any]]:
-        found = models_of(call.service, tenant)
+        found = models_of(call, tenant)
         return [_described(call.service, tenant, one.id) for one in found]
 
     return {"models": await call.on_tenant(work)}
@@ -57,7 +57,7 @@ async def tags(call: ApiCallDep) -> dict[str, Any]:
 @router.post("/show")
 async def show(body: ShowRequest, call: ApiCallDep) -> dict[str, Any]:
     """What is known of a model. Raises `ApiError` for one that `/api/tags` does not list."""
-    collection = call.service.collection_of(body.model.removesuffix(":latest"))
+    collection = call.collection_of(body.model.removesuffix(":latest"))
 
     def work(tenant: Tenant, _: Check) -> dict[str, Any]:
         if collection is not None and tenant.collections.folders.key(collection) is None:
