@@ -10,7 +10,6 @@ import pytest
 import torch
 import transformers
 
-from ragkv.config import SELECTORS
 from ragkv.fusion import (
     Plan,
     Readers,
