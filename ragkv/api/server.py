@@ -18,16 +18,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ragkv.errors import ConfigError
 from ragkv.runtime import limit_arenas, server_file
 
 from .keys import KeyRing
 from .logs import configure_logging, log
-from .pieces import Protocol
 from .service import Service
 from .settings import ServeConfig
 
@@ -38,11 +40,51 @@ KEEP_ALIVE_S = 60
 HEAD_BYTES = 32 * 1024  # of a request's line and headers, at most: more than nginx passes on
 # A thread that wants Python's lock gets it after this time: the event loop waits behind many answers.
 SWITCH_S = 0.0002
+# Parsing a piece of a body takes some 30 microseconds on the event loop, and six bytes on the wire are
+# enough for a piece. Without these limits a body of 32 MiB would hold all other requests for minutes.
+# nginx passes bodies on whole.
+FREE_PIECES = 1000  # pieces that a body may have, whatever is in them ...
+PIECE_BYTES = 512  # ... and the bytes for which it may have one more
 WITHOUT_NGINX = (
     "Nothing bounds connections, slow clients and rates here, and there is no TLS: listen on "
     "127.0.0.1 and put nginx "
     "with deploy/nginx.conf in front (docs/deploy.md)."
 )
+
+
+class BoundedConnection(h11.Connection):
+    """The server's side of a connection, which ends with a body that is in too small pieces."""
+
+    def __init__(self, head_bytes: int | None, end: Callable[[], None]) -> None:
+        """`end` closes the connection. A head may have `head_bytes`; `None`: as h11 says."""
+        most = {} if head_bytes is None else {"max_incomplete_event_size": head_bytes}
+        super().__init__(h11.SERVER, **most)
+        self._end = end
+        self._bytes_ahead = FREE_PIECES * PIECE_BYTES
+
+    def next_event(self) -> Any:
+        """The next event; pieces of a body are counted."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self._bytes_ahead = FREE_PIECES * PIECE_BYTES
+        elif isinstance(event, h11.Data):
+            self._bytes_ahead += min(0, len(event.data) - PIECE_BYTES)
+            if self._bytes_ahead < 0:
+                self._end()
+                return h11.NEED_DATA
+        return event
+
+
+class Protocol(H11Protocol):
+    """uvicorn's protocol on such connections."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.conn = BoundedConnection(self.config.h11_max_incomplete_event_size, self._end)
+
+    def _end(self) -> None:
+        log.warning("connection_ended", reason="a body came in too many small pieces")
+        self.transport.abort()
 
 
 class GracefulServer(uvicorn.Server):
