@@ -9,7 +9,7 @@ import torch
 from ragkv import Chunk, Engine
 from ragkv.fusion import Candidates, Selector
 from ragkv.fusion.selectors import Attention, budget, top
-from ragkv.model import PromptKV, run_layer
+from ragkv.model import PromptKV, grown, run_layer
 from ragkv.model import Rows as PromptRows
 from ragkv.model.attention import Watch
 from ragkv.model.promptkv import PromptPart
@@ -98,7 +98,7 @@ def asked_over_anchors(
     # all behind the last candidate ask
     rows = PromptRows.span(int(reusing.candidates[-1]) + 1, length, adapter.device)
     asked = Attention().asked_layers(adapter.layer_count)
-    part = OverSome(first.kv.grown(0), rows, kept)
+    part = OverSome(grown(first.kv, 0), rows, kept)
     tables = adapter.rope.tables(length)
     hidden = adapter.embed(first.token_ids[rows.positions])
     for layer in range(asked.stop):

@@ -21,7 +21,7 @@ from ragkv import Chunk, Engine
 from ragkv.fusion import Candidates
 from ragkv.fusion.selectors import Attention, Selector, budget, top
 from ragkv.model import Rows as PromptRows
-from ragkv.model import run_layer
+from ragkv.model import grown, run_layer
 from ragkv.model.attention import Watch
 from ragkv.prompt import Prefill, planning
 from ragkv.retrieval import Document, Splitter
@@ -306,7 +306,7 @@ def attention_of_last(engine: Engine, prefill: Prefill, count: int) -> torch.Ten
     length = len(prefill.token_ids)
     rows = PromptRows.span(length - count, length, adapter.device)
     tables = adapter.rope.tables(length)
-    kv = prefill.kv.grown(0)  # The rows' own KV is written again, as it is.
+    kv = grown(prefill.kv, 0)  # The rows' own KV is written again, as it is.
     asked = Attention().asked_layers(adapter.layer_count)
     watch = Watch(count, length, adapter.device)
     hidden = adapter.embed(prefill.token_ids[length - count :].to(adapter.device))

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from benchmarks import lens, report, sets
 from ragkv import Engine
 from ragkv.fusion import Selector
-from ragkv.model import full_pass
+from ragkv.model import full_pass, grown
 
 SELECTORS = ("hkvd", "hkvd-gradual", "attention", "first-k", "random", "oracle")
 RATIOS = (0.0, 0.05, 0.15, 0.3, 1.0)
@@ -110,7 +110,7 @@ def next_tokens(
     prefill = engine.prefill(
         text.after[:1], text.chunks, ratio=ratio, selector=selector, reuse=reuse
     )  # type: ignore[arg-type]
-    kv = prefill.kv.grown(len(text.after))
+    kv = grown(prefill.kv, len(text.after))
     hidden = full_pass(engine.model.adapter, torch.tensor(text.after[1:]), kv, start=kv.length)
     with torch.no_grad():
         logits = torch.cat((prefill.logits.unsqueeze(0), engine.model.adapter.logits(hidden)))

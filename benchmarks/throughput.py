@@ -21,7 +21,7 @@ from benchmarks import report
 from benchmarks.kcache import random_kv
 from benchmarks.random_model import SHAPES, random_model
 from ragkv import EngineConfig
-from ragkv.model import Adapter, PromptKV, adapt
+from ragkv.model import Adapter, PromptKV, adapt, grown
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.decode.sampling import Sampler, Sampling
 from ragkv.runtime import FairLock, openmp
@@ -42,7 +42,7 @@ def _decode(adapter: Adapter, options: argparse.Namespace) -> None:
     found: list[dict[str, Any]] = []
     for count in options.rows:
         lengths = [options.prompt_tokens + 37 * at for at in range(count)]
-        prompts = [random_kv(adapter, length, None).grown(options.steps) for length in lengths]
+        prompts = [grown(random_kv(adapter, length, None), options.steps) for length in lengths]
 
         def one_by_one(prompts: Sequence[PromptKV] = prompts) -> None:
             for kv in prompts:

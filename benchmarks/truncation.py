@@ -30,7 +30,7 @@ from benchmarks.real import NO_DATA
 from benchmarks.real_sets import half_of
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import SessionConfig
-from ragkv.model import full_pass
+from ragkv.model import full_pass, grown
 from ragkv.prompt.history import History, fitted, merged
 
 TT = "oldest, computed again (TT)"
@@ -88,7 +88,7 @@ def likelihood(
     from the engine.
     """
     prefill = engine.prefill(question, session=session, **options)
-    kv = prefill.kv.grown(len(gold))
+    kv = grown(prefill.kv, len(gold))
     adapter = engine.model.adapter
     logits = prefill.logits[None].float()
     if len(gold) > 1:

@@ -12,6 +12,7 @@ from ragkv.errors import RagKVError
 from ragkv.fusion import PassResult, Plan, Selector, SpanState, budget, with_floor
 
 from .decision import choose_all, choose_computed
+from .learning import learn
 from .method import Method, Methods
 from .present_profile import PresentProfile
 from .shape import Shape, loads_of
@@ -85,8 +86,8 @@ class Controller:
 
     def learn(self, plan: Plan, selector: Selector, passed: PassResult) -> None:
         """Compare what a pass took with the profile's estimate, if there is a profile."""
-        if self.present.profile is not None:
-            self.present.learn(plan, selector, passed)
+        if (profile := self.present.profile) is not None:
+            learn(self.present, profile, plan, selector, passed)
 
 
 def rows_share(plan: Plan, selector: Selector, ratio: float, layers: int) -> float:

@@ -9,22 +9,19 @@ import platform
 import statistics
 import time
 from collections import defaultdict, deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 
 import torch
 
 from ragkv.errors import ProfileError
-from ragkv.fusion import PassResult, Plan, Selector
 from ragkv.model import Adapter
 from ragkv.runtime import cache_folder, cpu_model, is_missing
 from ragkv.store import Identity, Store
 
 from .decision import Steady
-from .estimators import load_s, ttft_s
 from .profile import FILE_NAME, NO_PROFILE, Profile, Subject, TierSpeed, load
-from .shape import Shape, loads_of
 
 OUTCOMES = 8  # requests whose median corrects a speed
 # After so long without a read a tier has the profile's speed again. Otherwise a tier that was slow
@@ -102,28 +99,6 @@ class PresentProfile:
         self._outcomes.clear()
         self._seen_at.clear()
         self._steady = Steady()
-
-    def learn(self, plan: Plan, selector: Selector, passed: PassResult) -> None:
-        """Compare what a pass took, without steps of other requests, with the profile's estimate."""
-        profile = self.profile
-        assert profile is not None
-        spans, loads = loads_of(plan)
-        tiers = {kind: speed.times(0.0) for kind, speed in profile.tiers.items()}
-        tiers |= {load.tier: TierSpeed(0.0, 0.0) for load in loads if load.tier not in tiers}
-        at_once = replace(profile, tiers=tiers, copy_bytes_per_s=None)
-        if passed.prompts == 1:  # else the time is that of all
-            shape = Shape.of(plan, selector, self.adapter.layer_count)
-            computing_s = ttft_s(at_once, shape, plan.ratio, loads)
-            self.compare(COMPUTE, passed.pass_s - passed.load_s - passed.others_s, computing_s)
-        leases = [span.lease for span in spans if span.lease and not span.lease.in_place]
-        kinds = {lease.kind.value for lease in leases}
-        if len(kinds) == 1 and (tier := kinds.pop()) in profile.tiers:
-            # the rest is computed
-            share = passed.bytes_by_tier.get(tier, 0) / sum(one.stored_bytes for one in leases)
-            loading_s = (
-                load_s(profile, [load for load in loads if load.tier == tier]) * profile.layers
-            )
-            self.compare(tier, passed.read_s, share * loading_s)
 
     def compare(self, name: str, took_s: float, expected_s: float) -> None:
         """Note what a request took of tier or `COMPUTE`, and what the profile had estimated."""

@@ -28,7 +28,7 @@ from ragkv.control.gate_result import GateResult, Point, Tolerance, candidates
 from ragkv.engine import Engine
 from ragkv.errors import InputError, PromptTooLongError
 from ragkv.fusion import Selector, make_selector
-from ragkv.model import full_pass
+from ragkv.model import full_pass, grown
 from ragkv.runtime import cpu_features, cpu_model
 from ragkv.types import Chunk
 
@@ -300,7 +300,7 @@ def _next_tokens(
     else:
         logits = [prefill.logits[None]]
     if text:
-        kv = kv.grown(len(text))
+        kv = grown(kv, len(text))
         hidden = full_pass(adapter, torch.tensor(text, device=adapter.device), kv, start=kv.length)
         logits.append(adapter.logits(hidden).cpu())
     log_probs = torch.cat(logits).log_softmax(-1)

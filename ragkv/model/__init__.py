@@ -5,7 +5,7 @@ decoding.
 from .adapter import Adapter
 from .attention import Watch
 from .layer_views import run_layer
-from .probe import adapt, full_pass
+from .probe import adapt, full_pass, grown
 from .promptkv import KVShape, PromptKV
 from .recording import Recording
 from .rope import Rope, RotaryTables
@@ -27,6 +27,7 @@ __all__ = [
     "Watch",
     "adapt",
     "full_pass",
+    "grown",
     "raw_kv",
     "run_layer",
     "sent",

@@ -19,7 +19,7 @@ from .adapter import Adapter
 from .families import ADAPTERS
 from .fingerprint import flattens
 from .layer_views import run_layer
-from .promptkv import PromptKV
+from .promptkv import KVShape, PromptKV
 from .recording import Recording
 from .rows import Pause, Rows
 
@@ -168,6 +168,19 @@ def full_pass(
         between()
     kv.length = stop
     return hidden
+
+
+def grown(kv: PromptKV, positions: int) -> PromptKV:
+    """A copy of `kv`, all of it on the device, with space for so many positions behind the valid
+    ones.
+    """
+    like = kv.keys[0]
+    shape = KVShape(len(kv.keys), *like.shape[1::2])
+    made = PromptKV(shape, kv.length + positions, like.dtype, like.device)
+    for layer in range(shape.layers):
+        made.put(layer, 0, *kv.view(layer, kv.length))
+    made.length = kv.length
+    return made
 
 
 @torch.no_grad()

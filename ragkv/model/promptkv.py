@@ -106,23 +106,6 @@ class PromptKV:
         decoding follows.
         """
 
-    def grown(self, positions: int) -> "PromptKV":
-        """A copy, all of it on the device, with space for so many positions behind the
-        valid ones.
-        """
-        like = self.keys[0]
-        shape = KVShape(len(self.keys), *self.keys[0].shape[1::2])
-        made = PromptKV(shape, self.length + positions, like.dtype, like.device)
-        for layer in range(shape.layers):
-            made.put(layer, 0, *self.view(layer, self.length))
-        made.length = self.length
-        return made
-
-    @property
-    def device_bytes(self) -> int:
-        """Bytes allocated on the model's device, which may be the CPU."""
-        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
-
 
 class PromptPart:
     """Some rows of a prompt: their KV is written to the prompt's, and they attend over all

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ragkv import KCacheConfig
 from ragkv.errors import ConfigError
-from ragkv.model import Adapter, PromptKV, Rows, adapt, full_pass, run_layer
+from ragkv.model import Adapter, PromptKV, Rows, adapt, full_pass, grown, run_layer
 from ragkv.model.attention import whole_blocks
 from ragkv.model.decode.batching import DecodeRow, decode_rows
 from ragkv.model.kcache import HostValues, OffloadedKV, Offloading, attend_top, choose
@@ -230,10 +230,10 @@ def test_reading_offloaded_kv_returns_all_values() -> None:
             full_pass(
                 adapter,
                 torch.tensor(tiny_models.tokens(5, 9)),
-                grown := each.grown(5),
+                more := grown(each, 5),
                 start=each.length,
             )
-        longer.append(grown)
+        longer.append(more)
     mine = dynamic_cache(longer[0])
     its = dynamic_cache(longer[1])
     for own, other in zip(mine.layers, its.layers, strict=True):
