@@ -15,10 +15,9 @@ from .decision import choose_all, choose_computed
 from .learning import learn
 from .method import Method, Methods
 from .present_profile import PresentProfile
+from .reasons import Reason
 from .shape import Shape, loads_of
 
-SLOWER = "computing is quicker than loading the stored KV"  # why a chunk is not reused
-NO_GAIN = "reuse would bring the first token no sooner"  # why no chunk is
 # Without a profile, a prompt is computed whole if fusing computes so much of it: small passes
 # take longer for each row, and placing comes on top.
 MOST_ROWS = 0.8
@@ -43,8 +42,14 @@ class Controller:
         raised = plan.ratio
         if method.selector.uses_ratio:
             raised = with_floor(raised, count, method.floor_tokens)
-        floor = () if raised == plan.ratio else (_floor_note(count, plan.ratio, raised),)
-        return replace(plan, ratio=raised, notes=(*plan.notes, *method.notes, *floor))
+        notes = (*plan.notes, *method.notes)
+        if raised != plan.ratio:
+            floor = budget(raised, count)
+            wanted = budget(plan.ratio, count)
+            notes += (
+                Reason.FLOOR.format(floor=floor, count=count, ratio=plan.ratio, budget=wanted),
+            )
+        return replace(plan, ratio=raised, notes=notes)
 
     def _chosen(self, plan: Plan, method: Method) -> Plan:
         """The plan with some spans computed, the ratio, and why."""
@@ -65,9 +70,9 @@ class Controller:
         except RagKVError as error:  # a tier was not measured
             return self._unprofiled(plan, method, str(error))
         computed = [spans[index] for index in decision.computed]
-        plan = plan.computing(computed, SLOWER if decision.pays else NO_GAIN)
-        why = (*decision.why, *(corrected if decision.why else ()))
-        return replace(plan, ratio=decision.ratio, decision=why, expected_s=decision.ttft_s)
+        plan = plan.computing(computed, Reason.SLOWER if decision.pays else Reason.NO_GAIN)
+        reasons = (*decision.reasons, *(corrected if decision.reasons else ()))
+        return replace(plan, ratio=decision.ratio, reasons=reasons, expected_s=decision.ttft_s)
 
     def _unprofiled(self, plan: Plan, method: Method, error: str) -> Plan:
         """The decision by counting rows: r*, or all computed. A given ratio is taken."""
@@ -75,14 +80,12 @@ class Controller:
             return replace(plan, ratio=method.ratio)
         fused = [span for span in plan.spans if span.state is SpanState.FUSED]
         share = rows_share(plan, method.selector, method.ratio, self.present.adapter.layer_count)
-        why = f"ratio {method.ratio:.0%} = r*: {error}"
+        reason = Reason.UNPROFILED.format(ratio=method.ratio, error=error)
         if fused and share > MOST_ROWS:
-            plan = plan.computing(fused, NO_GAIN)
-            why = (
-                f"all is computed: of {plan.token_ids.numel()} tokens reuse would still compute "
-                f"{share:.0%} ({error})"
-            )
-        return replace(plan, ratio=method.ratio, decision=(why,))
+            plan = plan.computing(fused, Reason.NO_GAIN)
+            tokens = plan.token_ids.numel()
+            reason = Reason.MOST_ROWS.format(tokens=tokens, share=share, error=error)
+        return replace(plan, ratio=method.ratio, reasons=(reason,))
 
     def learn(self, plan: Plan, selector: Selector, passed: PassResult) -> None:
         """Compare what a pass took with the profile's estimate, if there is a profile."""
@@ -97,10 +100,3 @@ def rows_share(plan: Plan, selector: Selector, ratio: float, layers: int) -> flo
     asked_layers = selector.asked_layers(layers).stop if selected else 0
     asking = (forced - plan.unasked_rows - plan.leading_rows) * asked_layers / layers
     return (forced + selected + asking) / plan.token_ids.numel()
-
-
-def _floor_note(count: int, ratio: float, raised: float) -> str:
-    return (
-        f"floor: {budget(raised, count)} of {count} fused tokens were recomputed; "
-        f"ratio {ratio:.3g} would be {budget(ratio, count)} (fusion.floor_tokens)"
-    )

@@ -24,6 +24,7 @@ from ragkv.fusion import Selection
 
 from .estimators import exposed_s, load_s, pays, recompute_ttft_s, storage_cost, ttft_s
 from .profile import Profile
+from .reasons import Reason
 from .shape import Load, Shape, is_fused_chunk
 
 # The grid of ratios above r*: without it a small change of a time would change an answer.
@@ -48,7 +49,7 @@ class Decision:
     ratio: float  # recompute ratio
     computed: tuple[int, ...]  # indices of the loads that are computed instead, ascending
     ttft_s: float  # estimate under this decision
-    why: tuple[str, ...]  # short sentences with numbers
+    reasons: tuple[str, ...]  # short sentences with numbers
     pays: bool = True  # whether fusing does; otherwise every fused entry is computed
 
 
@@ -64,8 +65,8 @@ def choose_ratio(
     ratio = r_star
     if shape.fused_tokens and _waits(profile, shape, r_star, loads):
         ratio = _highest_step(lambda step: at_s(step) <= least_s * (1 + SLACK), r_star)
-    why = _why_ratio(profile, shape, loads, r_star, ratio)
-    return Decision(ratio, (), at_s(ratio), (why,))
+    reason = _why_ratio(profile, shape, loads, r_star, ratio)
+    return Decision(ratio, (), at_s(ratio), (reason,))
 
 
 def _highest_step(costs_nothing: Callable[[float], bool], r_star: float) -> float:
@@ -173,13 +174,17 @@ def choose_computed(
     if not slow and not best.computed:
         return best
     load = loads[(slow or best.computed)[0]]
-    why = (
-        f"{len(best.computed)} of {len(loads)} chunks are computed instead of loaded: a layer of "
-        f"{load.tokens} tokens takes {_ms(load_s(profile, [load]))} from {load.tier}, "
-        f"{_ms(_computing_s(profile, shape, load))} to compute "
-        f"(first token {_ms(best.ttft_s)}, loading all {_ms(found[0].ttft_s)})"
+    reason = Reason.SOME_COMPUTED.format(
+        computed=len(best.computed),
+        count=len(loads),
+        tokens=load.tokens,
+        loading=_ms(load_s(profile, [load])),
+        tier=load.tier,
+        computing=_ms(_computing_s(profile, shape, load)),
+        first=_ms(best.ttft_s),
+        loading_all=_ms(found[0].ttft_s),
     )
-    return replace(best, why=(why,))
+    return replace(best, reasons=(reason,))
 
 
 def _front(
@@ -220,14 +225,12 @@ def choose_all(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: fl
     ]
     exact_s = recompute_ttft_s(profile, shape_without, remaining)
     if fused and shape_without.fused_tokens and not pays(chosen.ttft_s, exact_s):
-        why = (
-            f"fusing does not pay for {shape_without.fused_tokens} tokens: they are computed, "
-            "which is exact "
-            f"(first token {_ms(exact_s)}, fused {_ms(chosen.ttft_s)})"
-        )
+        tokens = shape_without.fused_tokens
+        times = {"exact": _ms(exact_s), "fused": _ms(chosen.ttft_s)}
+        reasons = (*computed.reasons, Reason.NOT_PAYING.format(tokens=tokens, **times))
         everything = tuple(sorted((*fused, *computed.computed)))
-        return Decision(chosen.ratio, everything, exact_s, (*computed.why, why), pays=False)
-    reasons = (*computed.why, *chosen.why)
+        return Decision(chosen.ratio, everything, exact_s, reasons, pays=False)
+    reasons = (*computed.reasons, *chosen.reasons)
     return Decision(chosen.ratio, computed.computed, chosen.ttft_s, reasons)
 
 
@@ -268,23 +271,21 @@ def _why_ratio(
     profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float, ratio: float
 ) -> str:
     if not shape.fused_tokens:
-        return f"ratio {ratio:.0%}: there are no candidates"
+        return Reason.NO_CANDIDATES.format(ratio=ratio)
     tokens_by_tier: Counter[str] = Counter()
     for load in loads:
         tokens_by_tier[load.tier] += load.tokens
     sizes = " and ".join(f"{tokens} tokens from {tier}" for tier, tokens in tokens_by_tier.items())
     waits_s = exposed_s(profile, shape, r_star, loads)
-    times = (
-        f"{sizes or 'nothing'} loads in {_ms(profile.layers * load_s(profile, loads))}, and at "
-        f"{r_star:.0%} the first token comes after {_ms(ttft_s(profile, shape, r_star, loads))}, "
-        f"{_ms(waits_s)} of it waiting"
+    times = Reason.TIMES.format(
+        loads=sizes or "nothing",
+        loading=_ms(profile.layers * load_s(profile, loads)),
+        r_star=r_star,
+        first=_ms(ttft_s(profile, shape, r_star, loads)),
+        waiting=_ms(waits_s),
     )
-    if ratio == r_star:
-        return f"ratio {ratio:.0%} = r*: {times}; more would cost time"
-    return (
-        f"ratio raised from r* = {r_star:.0%} to {ratio:.0%}, the highest step that costs no time: "
-        f"{times}"
-    )
+    reason = Reason.LEAST_RATIO if ratio == r_star else Reason.RAISED_RATIO
+    return reason.format(r_star=r_star, ratio=ratio, times=times)
 
 
 def _ms(seconds: float) -> str:

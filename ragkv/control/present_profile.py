@@ -22,6 +22,7 @@ from ragkv.store import Identity, Store
 
 from .decision import Steady
 from .profile import FILE_NAME, NO_PROFILE, Profile, Subject, TierSpeed, load
+from .reasons import Reason
 
 OUTCOMES = 8  # requests whose median corrects a speed
 # After so long without a read a tier has the profile's speed again. Otherwise a tier that was slow
@@ -127,12 +128,8 @@ class PresentProfile:
             byte_s = 1.0 / self._steady.of(f"{kind} speed", speed)
             tiers[kind] = TierSpeed(0.0, byte_s, hindered_s_per_byte=checked_s)
         changed = [f"{name} {factor:.2g}" for name, factor in factors.items() if factor != 1.0]
-        why = (
-            (f"corrected: lately times were those of the profile by {', '.join(changed)}",)
-            if changed
-            else ()
-        )
-        return profile.corrected(factors.get(COMPUTE, 1.0), tiers), why
+        reasons = (Reason.CORRECTED.format(factors=", ".join(changed)),) if changed else ()
+        return profile.corrected(factors.get(COMPUTE, 1.0), tiers), reasons
 
 
 def _file_system(directory: str | Path | None) -> str:

@@ -42,13 +42,13 @@ def reuse_report(plan: Plan, selector: Selector, passed: PassResult, layers: int
         selector=selector.name,
         compute=fused.row_layers / (layers * length),
         notes=(*plan.notes, *filter(None, (repaired, joined))),
-        decision=(*plan.decision, *_outcome(plan, passed)),
+        decision=(*plan.reasons, *_outcome(plan, passed)),
     )
 
 
 def _outcome(plan: Plan, passed: PassResult) -> Iterator[str]:
     """How long the prompt took, next to what was expected, in a sentence."""
-    if plan.expected_s is not None and plan.decision and passed.prompts == 1:
+    if plan.expected_s is not None and plan.reasons and passed.prompts == 1:
         took_s = passed.pass_s - passed.others_s
         waited = f", {1e3 * passed.load_s:.3g} ms of it waiting" if passed.load_s else ""
         yield f"expected {1e3 * plan.expected_s:.3g} ms, took {1e3 * took_s:.3g} ms{waited}"

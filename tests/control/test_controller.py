@@ -13,10 +13,11 @@ import torch
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import ControllerConfig, SessionConfig
-from ragkv.control import controller, decision
+from ragkv.control import decision
 from ragkv.control.gate_result import GateResult, Point, Tolerance
 from ragkv.control.present_profile import FORGET_S, OUTCOMES
 from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
+from ragkv.control.reasons import Reason
 from ragkv.errors import ProfileError
 from ragkv.fusion import PassResult, Plan, Selector
 from ragkv.store import Policy
@@ -108,10 +109,10 @@ def test_the_report_says_whether_loading_is_slow_or_fusing_does_not_pay(
         return {span.why for span in spans if span.kind == "chunk" and span.chunk}
 
     with filed(tmp_path / "slow", disk_token_s=1.0) as made:
-        assert whys(made) == {controller.SLOWER}
+        assert whys(made) == {Reason.SLOWER}
     monkeypatch.setattr(decision, "pays", lambda *_: False)
     with filed(tmp_path / "no gain", disk_token_s=0.004) as made:
-        assert whys(made) == {controller.NO_GAIN}
+        assert whys(made) == {Reason.NO_GAIN}
 
 
 def test_slow_chunks_are_computed_without_counting_as_misses_or_being_stored_again(

@@ -64,7 +64,7 @@ class TestRatio:
     ) -> None:
         decision = choose_ratio(on_disk(seconds), SHAPE, LOADS, 0.15)
         assert decision.ratio == ratio
-        assert ("more would cost time" in decision.why[0]) == (ratio < 1)
+        assert ("more would cost time" in decision.reasons[0]) == (ratio < 1)
 
     def test_the_ratio_is_r_star_if_no_ratio_changes_the_recompute_time(self) -> None:
         assert choose_ratio(on_disk(9.0), Shape(0, 10, 110), LOADS, 0.4).ratio == 0.4
@@ -253,7 +253,7 @@ class TestDecide:
         decision = choose_all(made, Shape(120, 10, 130), loads, 0.15)
         assert decision.computed == (1,)
         assert decision.ratio == pytest.approx((1.6 - 0.02 * 30) / 2.0)
-        assert len(decision.why) == 2
+        assert len(decision.reasons) == 2
         assert decision.ttft_s <= ttft_s(made, Shape(120, 10, 130), 0.15, loads)
 
     @given(
