@@ -1,6 +1,7 @@
 """`Rag` keeps index and store consistent: a text that leaves the index leaves the store."""
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -153,3 +154,17 @@ def test_a_deadline_and_a_cancellation_end_the_search_of_a_question(rag: Rag) ->
     assert len(checks) == 3
     with pytest.raises(InputError, match="deadline_s must be"):
         rag.ask("Who founded Marl?", deadline_s="5")  # type: ignore[arg-type]
+
+
+def test_the_search_counts_for_the_first_tokens_time(rag: Rag) -> None:
+    rag.corpus.ingest(DOCUMENTS)
+    searched = rag.index.search
+
+    def search(*arguments: Any, **more: Any) -> Any:
+        time.sleep(0.2)
+        return searched(*arguments, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rag.index, "search", search, raising=True)
+        timing = rag.ask("Who founded Marl?", max_new_tokens=1).answer.timing
+    assert timing.first_token_s >= 0.2 + timing.queue_s + timing.lookup_s
