@@ -106,6 +106,11 @@ class PromptKV:
         decoding follows.
         """
 
+    @property
+    def device_bytes(self) -> int:
+        """Bytes allocated on the model's device, which may be the CPU."""
+        return sum(t.numel() * t.element_size() for t in (*self.keys, *self.values))
+
 
 class PromptPart:
     """Some rows of a prompt: their KV is written to the prompt's, and they attend over all
