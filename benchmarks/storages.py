@@ -28,6 +28,7 @@ from benchmarks.random_model import random_model
 from benchmarks.ttft_world import World
 from ragkv.config import R_STAR
 from ragkv.control.present_profile import OUTCOMES
+from ragkv.fusion import budget
 from ragkv.model.loading import load
 from ragkv.prompt import Prefill
 from ragkv.types import Reuse
@@ -144,8 +145,13 @@ def _spread(times: Sequence[float]) -> float:
 def _decision(found: Reuse, question: int) -> str:
     if not found.fused + found.recomputed:
         return "full prefill"
-    computed = f", {found.computed - question} computed" if found.computed > question else ""
-    return f"{found.ratio:g}{computed}"
+    parts = [f"{found.ratio:g}"]
+    if found.computed > question:
+        parts.append(f"{found.computed - question} computed")
+    early = found.recomputed - budget(found.ratio, found.fused + found.recomputed)
+    if found.selector == "attention" and early > 0:
+        parts.append(f"{early} early")
+    return ", ".join(parts)
 
 
 def main() -> None:

@@ -72,7 +72,13 @@ class Controller:
         computed = [spans[index] for index in decision.computed]
         plan = plan.computing(computed, Reason.SLOWER if decision.pays else Reason.NO_GAIN)
         reasons = (*decision.reasons, *(corrected if decision.reasons else ()))
-        return replace(plan, ratio=decision.ratio, reasons=reasons, expected_s=decision.ttft_s)
+        return replace(
+            plan,
+            ratio=decision.ratio,
+            early=decision.early,
+            reasons=reasons,
+            expected_s=decision.ttft_s,
+        )
 
     def _unprofiled(self, plan: Plan, method: Method, error: str) -> Plan:
         """The decision by counting rows: r*, or all computed. A given ratio is taken."""

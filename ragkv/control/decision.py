@@ -4,8 +4,9 @@
 1. Where loading is slow, recomputing more tokens costs no time. The ratio is the highest that costs
    none, `r = max(r*, r where recompute hides loading)`.
 2. An entry is computed if loading it is slower. A question that asks waits for the lower layers,
-   and no ratio hides that: chunks at the front of the prompt are computed meanwhile, which is
-   exact.
+   and no ratio hides that. Meanwhile chunks at the front of the prompt are computed, which is
+   exact. Then the first tokens of the other chunks are recomputed early, before the question
+   chooses.
 3. If fusing is not faster than computing everything, everything is computed, which is exact
    (`estimators.pays`).
 4. Entries are kept in the cheapest of memory and disk that does not delay the first token.
@@ -20,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ragkv.config import R_STAR, PricesConfig
-from ragkv.fusion import Selection
+from ragkv.fusion import Selection, budget
 
 from .estimators import exposed_s, load_s, pays, recompute_ttft_s, storage_cost, ttft_s
 from .profile import Profile
@@ -50,6 +51,7 @@ class Decision:
     computed: tuple[int, ...]  # indices of the loads that are computed instead, ascending
     ttft_s: float  # estimate under this decision
     reasons: tuple[str, ...]  # short sentences with numbers
+    early: int = 0  # fused tokens that are recomputed before the question chooses
     pays: bool = True  # whether fusing does; otherwise every fused entry is computed
 
 
@@ -212,26 +214,58 @@ def _front(
     return near[-1] if near else best
 
 
+def choose_early(profile: Profile, shape: Shape, loads: Sequence[Load], ratio: float) -> Decision:
+    """How many tokens to recompute while a question that asks waits for the lower layers: as many
+    steps of the grid as begin within that wait, and cost at most `DELAY` together.
+
+    In the lower layers they cost no time. They are computed in the upper layers, too, so the first
+    token comes a little later.
+    """
+    at_once = Decision(ratio, (), ttft_s(profile, shape, ratio, loads), ())
+    chosen = at_once
+    wanted = budget(ratio, shape.fused_tokens)
+    if shape.selection is not Selection.ASKING or not wanted:
+        return chosen
+    for number in range(1, round(1 / RATIO_STEP)):
+        early = budget(number * RATIO_STEP, shape.fused_tokens)
+        waits = _waits(profile, replace(shape, early_tokens=chosen.early), ratio, loads)
+        took_s = ttft_s(profile, replace(shape, early_tokens=early), ratio, loads)
+        enough = early + wanted > shape.fused_tokens
+        if enough or not waits or took_s > at_once.ttft_s * DELAY:
+            break
+        chosen = Decision(ratio, (), took_s, (), early)
+    if not chosen.early:
+        return chosen
+    times = {
+        "waiting": _ms(exposed_s(profile, shape, ratio, loads)),
+        "first": _ms(chosen.ttft_s),
+        "first_without": _ms(at_once.ttft_s),
+    }
+    return replace(chosen, reasons=(Reason.EARLY.format(early=chosen.early, **times),))
+
+
 def choose_all(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float) -> Decision:
-    """All for one request: which entries to compute at r*, and the ratio for the others.
+    """All for one request: which entries to compute at r*, the ratio for the others, and how many
+    tokens to recompute early.
 
     If fusing does not pay, every fused entry is computed.
     """
     computed = choose_computed(profile, shape, loads, r_star)
     remaining, shape_without = _without(shape, loads, computed.computed)
     chosen = choose_ratio(profile, shape_without, remaining, r_star)
+    early = choose_early(profile, shape_without, remaining, chosen.ratio)
     fused = [
         i for i, load in enumerate(loads) if is_fused_chunk(load) and i not in computed.computed
     ]
     exact_s = recompute_ttft_s(profile, shape_without, remaining)
-    if fused and shape_without.fused_tokens and not pays(chosen.ttft_s, exact_s):
+    if fused and shape_without.fused_tokens and not pays(early.ttft_s, exact_s):
         tokens = shape_without.fused_tokens
-        times = {"exact": _ms(exact_s), "fused": _ms(chosen.ttft_s)}
+        times = {"exact": _ms(exact_s), "fused": _ms(early.ttft_s)}
         reasons = (*computed.reasons, Reason.NOT_PAYING.format(tokens=tokens, **times))
         everything = tuple(sorted((*fused, *computed.computed)))
         return Decision(chosen.ratio, everything, exact_s, reasons, pays=False)
-    reasons = (*computed.reasons, *chosen.reasons)
-    return Decision(chosen.ratio, computed.computed, chosen.ttft_s, reasons)
+    reasons = (*computed.reasons, *chosen.reasons, *early.reasons)
+    return replace(early, computed=computed.computed, reasons=reasons)
 
 
 def _waits(profile: Profile, shape: Shape, ratio: float, loads: Sequence[Load]) -> bool:

@@ -140,10 +140,11 @@ def _phases(profile: Profile, shape: Shape, ratio: float, hindered_s: float) -> 
         all_s = placing_s + at(shape.forced_rows + shape.fused_tokens, keys)
         return [Phase(1, all_s, True), Phase(layers - 1, selected_s, True)]
     asked = min(layers, shape.asked_layers)
-    asking_s = placing_s + at(shape.forced_rows - shape.unasked_rows, keys)
+    early = shape.early_tokens
+    asking_s = placing_s + at(shape.forced_rows - shape.unasked_rows + early, keys)
     again_s = at(shape.forced_rows - shape.leading_rows + selected, keys)
     return [
         Phase(asked, asking_s, True),
         Phase(asked, again_s, False),
-        Phase(layers - asked, selected_s, True),
+        Phase(layers - asked, placing_s + at(shape.forced_rows + selected + early, keys), True),
     ]

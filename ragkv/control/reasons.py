@@ -22,6 +22,10 @@ class Reason(StrEnum):
         "floor: {floor} of {count} fused tokens were recomputed; ratio {ratio:.3g} would be "
         "{budget} (fusion.floor_tokens)"
     )
+    EARLY = (
+        "{early} more tokens are recomputed before the question chooses: it waits {waiting} for "
+        "the layers over which it asks (first token {first}, without them {first_without})"
+    )
     # what is computed instead of loaded
     MOST_ROWS = (
         "all is computed: of {tokens} tokens reuse would still compute {share:.0%} ({error})"

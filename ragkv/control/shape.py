@@ -22,6 +22,7 @@ class Shape:
     leading_rows: int = 0
     # those of the forced rows that the first pass of an asking selector leaves out
     unasked_rows: int = 0
+    early_tokens: int = 0  # candidates that this first pass recomputes: see `Plan.early`
 
     @classmethod
     def of(cls, plan: Plan, selector: Selector, layers: int) -> Self:
@@ -38,6 +39,7 @@ class Shape:
             asked_layers=selector.asked_layers(layers).stop,
             leading_rows=plan.leading_rows,
             unasked_rows=plan.unasked_rows,
+            early_tokens=plan.early,
         )
 
     def __post_init__(self) -> None:

@@ -27,7 +27,7 @@ from ragkv.model.rope import RotaryTables
 from .hkvd import Narrowing
 from .pipeline import LayerReader, Placing
 from .plan import Plan, Span
-from .selectors import Selection, Selector
+from .selectors import Selection, Selector, beginnings
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,16 @@ class TokenChoice:
         self.first = selector.select(candidates, plan.ratio, seed)
         self.checks = selector.selection is Selection.CHECKING and self.wanted > 0
         self.asked_layers = selector.asked_layers(layers) if self.wanted else range(0)
+        if self.asked_layers:
+            self.first = beginnings(candidates, min(plan.early, len(candidates) - self.wanted))
         # layers that may load while the ones below them are recomputed
         self.upper_layers = layers - self.asked_layers.stop if self.asked_layers else 0
         # A span that is computed as a whole need not be read, unless it is compared.
         self.loaded = plan.loaded if self.checks else _not_recomputed(plan, self.first)
         # that a layer computes at most
-        self.most_rows = plan.forced.numel() + max(self.wanted, self.first.numel())
+        first = self.first.numel()
+        chosen = self.wanted + first if self.asked_layers else max(self.wanted, first)
+        self.most_rows = plan.forced.numel() + chosen
 
 
 def fuse(
@@ -108,10 +112,13 @@ def fuse(
     chosen = plan.candidates.positions[choice.first]
     asking = None
     if choice.asked_layers:
-        asking = rows_of(*plan.asking(), chosen)
+        token_ids, others = plan.asking()
+        asking = rows_of(token_ids, others, chosen)
+        # Recompute changes nothing for rows before the first candidate, and the early ones are
+        # computed. Both have passed the placed layers, and join the others there.
+        ahead = torch.cat((forced[: plan.leading_rows], chosen))
+        joining = torch.searchsorted(torch.cat((others, chosen)).sort().values, ahead)
         chosen = yield from _asked(choice, plan, asking, placing)
-        # Recompute changes nothing for rows before the first candidate. They have passed the placed
-        # layers, and join the others there.
         forced = forced[plan.leading_rows :]
     rows = rows_of(plan.token_ids, forced, chosen)
     narrowing = Narrowing(rows, plan, placing) if choice.checks else None
@@ -121,7 +128,7 @@ def fuse(
         if layer >= placed:
             placing.place(layer)
         if asking is not None and layer == placed:
-            rows.join(asking, plan.leading_rows)
+            rows.join(asking, joining)
         if narrowing is not None and layer > 0:
             keep = choice.selector.keep(
                 layer, adapter.layer_count, plan.ratio, len(plan.candidates)
@@ -139,7 +146,7 @@ def _asked(
     choice: TokenChoice, plan: Plan, asking: "PromptRows", placing: Placing
 ) -> Generator[LayerInput, torch.Tensor, torch.Tensor]:
     """Pass the rows of the question through the lower layers, which are placed for it; returns the
-    positions of the candidates that it attends to most.
+    positions of the candidates that it attends to most, without the early ones among its rows.
     """
     device = asking.adapter.device
     watch = Watch(plan.question_rows - plan.unasked_rows, plan.token_ids.numel(), device)
@@ -148,6 +155,8 @@ def _asked(
         yield from asking.through(layer, watch if layer in choice.asked_layers else None)
     candidates = sent(plan.candidates.positions, device)
     attention = watch.received()[candidates]  # (N,)
+    if choice.first.numel():
+        attention[sent(choice.first, device)] = -1.0
     return candidates[choice.selector.select_asked(plan.candidates, attention, plan.ratio)]
 
 
@@ -187,12 +196,14 @@ class PromptRows:
         self.by_layer.append(self.rows.positions)
         self.row_layers += len(self.rows)
 
-    def join(self, other: "PromptRows", count: int) -> None:
-        """Continue also with the first `count` rows of `other`, which stand before these."""
-        if count:
-            positions = (other.rows.positions[:count], self.rows.positions)
-            self.continue_at(self._at(torch.cat(positions)))
-            self.hidden = torch.cat((other.hidden[:, :count], self.hidden), dim=1)
+    def join(self, other: "PromptRows", index: torch.Tensor) -> None:
+        """Continue also with the rows of `other` at `index` (C,), none of which is among these."""
+        if index.numel():
+            index = sent(index, self.adapter.device)
+            positions = torch.cat((other.rows.positions[index], self.rows.positions)).sort()
+            self.continue_at(self._at(positions.values))
+            hidden = torch.cat((other.hidden[:, index], self.hidden), dim=1)
+            self.hidden = hidden[:, positions.indices]
 
     def keep(self, kept: torch.Tensor, positions: torch.Tensor) -> None:
         """Continue with the rows of ascending index `kept` (C,), which are at `positions`."""

@@ -99,6 +99,8 @@ class Plan:
     notes: tuple[str, ...] = ()  # what the report says about it
     # what the controller decides
     ratio: float = 0.0  # of the candidates that are recomputed in each layer
+    # candidates that are recomputed besides, while the question waits for the layers it asks over
+    early: int = 0
     reasons: tuple[str, ...] = ()  # why that ratio; empty if nothing was left to decide
     expected_s: float | None = None  # what the pass should take; None if that was not estimated
 

@@ -104,6 +104,13 @@ def top(scores: torch.Tensor, count: int) -> torch.Tensor:
     return order.sort().values
 
 
+def beginnings(candidates: Candidates, count: int) -> torch.Tensor:
+    """Indices of `count` candidates, ascending: the first tokens of every chunk, equally many of
+    each.
+    """
+    return top(-candidates.offset, count)
+
+
 class Attention(Selector):
     """The tokens that the question attends to most, for one extra pass of the question's rows, which
     counts as compute.

@@ -3,7 +3,7 @@
 import torch
 
 from .plan import Candidates
-from .selectors import Selector, budget, top
+from .selectors import Selector, beginnings, budget
 
 
 class Nothing(Selector):
@@ -44,4 +44,4 @@ class FirstK(Selector):
     name = "first-k"
 
     def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
-        return top(-candidates.offset, budget(ratio, len(candidates)))
+        return beginnings(candidates, budget(ratio, len(candidates)))

@@ -15,6 +15,7 @@ from ragkv.control.decision import (
     belongs_in_memory,
     choose_all,
     choose_computed,
+    choose_early,
     choose_ratio,
     choose_tier,
 )
@@ -238,6 +239,54 @@ class TestComputedInstead:
         """
         made = profile(tiers={"disk": disk(1.0)})
         assert choose_computed(made, Shape(99, 1, 100), [Load("disk", 100)], 0.15).computed == (0,)
+
+
+class TestEarly:
+    """Of 20 layers the question asks over 10. Asking takes 1.1 s a layer, an early token 10 ms."""
+
+    SHAPE = dataclasses.replace(SHAPE, selection=Selection.ASKING, asked_layers=10)
+
+    @staticmethod
+    def disk(seconds: float) -> Profile:
+        """With which a layer of LOADS takes so long from disk."""
+        return dataclasses.replace(on_disk(seconds), layers=21, stored_bytes_per_token=21e3)
+
+    @pytest.mark.parametrize(
+        ("seconds", "early"), [(0.0, 0), (1.1, 0), (1.12, 5), (1.28, 15), (1.4, 15), (3.0, 85)]
+    )
+    def test_tokens_are_recomputed_while_the_question_waits_if_the_first_token_is_hardly_later(
+        self, seconds: float, early: int
+    ) -> None:
+        """A step of 5 tokens takes .5 s in the upper layers, and 5 % of the time is 2 s. If loading
+        takes longer than all work, the upper layers wait, too.
+        """
+        made = self.disk(seconds)
+        decision = choose_early(made, self.SHAPE, LOADS, 0.15)
+        assert decision.early == early
+        assert bool(decision.reasons) == bool(early)
+        at_once_s = ttft_s(made, self.SHAPE, 0.15, LOADS)
+        assert at_once_s <= decision.ttft_s <= at_once_s * DELAY
+
+    def test_none_are_where_nothing_is_asked_or_all_is_chosen(self) -> None:
+        made = self.disk(1.5)
+        assert choose_early(made, SHAPE, LOADS, 0.15).early == 0
+        assert choose_early(made, self.SHAPE, LOADS, 0.0).early == 0
+        assert choose_early(made, self.SHAPE, LOADS, 1.0).early == 0
+        assert choose_early(made, self.SHAPE, LOADS, 0.97).early == 0
+
+    def test_the_decision_of_a_request_has_them(self) -> None:
+        """A row takes 20 ms, so no chunk loads slower than it is computed."""
+        made = dataclasses.replace(
+            self.disk(1.28),
+            prefill=LengthFit(100.0, 0.03, 0.0),
+            recompute=RecomputeFit(0.0, 0.0, 0.02, 0.0),
+        )
+        decision = choose_all(made, self.SHAPE, LOADS, 0.15)
+        assert decision == dataclasses.replace(
+            choose_early(made, self.SHAPE, LOADS, decision.ratio), reasons=decision.reasons
+        )
+        assert decision.early > 0
+        assert len(decision.reasons) == 2
 
 
 class TestDecide:

@@ -78,6 +78,10 @@ def test_an_asking_selector_recomputes_while_the_layers_above_the_asked_ones_loa
     assert ttft_s(profile(), asking, 0.5, slow) == pytest.approx(0.5 + 3 * 100)
     even = profile(tiers={"disk": disk(0.02)})  # 2 s a layer
     assert ttft_s(even, asking, 0.5, slow) == pytest.approx(0.5 + 2 * 2 + 1.1 + 2 * 1.6)
+    early = dataclasses.replace(
+        asking, early_tokens=20
+    )  # asking takes 1.3 s, the upper layer 1.8 s
+    assert ttft_s(profile(), early, 0.5, free) == pytest.approx(0.5 + 2 * 1.3 + 2 * 1.6)
     one = dataclasses.replace(asking, asked_layers=1)  # the upper layer is recomputed once
     assert ttft_s(profile(), one, 0.5, free) == pytest.approx(0.5 + 1.1 + 1.6 + 1.6)
 

@@ -4,13 +4,16 @@ ones load.
 
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import DynamicCache
 
 from ragkv import Engine
-from ragkv.fusion import LayerReader, make_selector
+from ragkv.control.controller import Controller
+from ragkv.control.method import Method
+from ragkv.fusion import LayerReader, Plan, make_selector
 from ragkv.fusion.pipeline import UNMEASURED
 from ragkv.fusion.selectors import Attention, budget
 from ragkv.model import Adapter
@@ -102,6 +105,65 @@ def test_a_row_before_the_first_candidate_is_computed_once_in_each_layer(engine:
     question = len(QUESTION)
     rows = LAYERS * leading + ASKED.stop * question + LAYERS * (question + budget(0.2, N))
     assert prefill.reuse.compute == pytest.approx(rows / (LAYERS * prefill.reuse.tokens))
+
+
+EARLY = 9  # tokens
+
+
+@pytest.fixture
+def early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller has `EARLY` tokens recomputed before the question chooses."""
+    decide = Controller.decide
+
+    def decided(controller: Controller, plan: Plan, method: Method) -> Plan:
+        return replace(decide(controller, plan, method), early=EARLY)
+
+    monkeypatch.setattr(Controller, "decide", decided)
+
+
+@pytest.mark.usefixtures("early")
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mistral"])
+def test_early_tokens_are_recomputed_while_the_question_waits_and_then_with_the_chosen_ones(
+    family: str,
+) -> None:
+    with helpers.engine(family) as engine:
+        beginnings = engine.prefill(QUESTION, CHUNKS, selector="first-k", ratio=EARLY / N)
+        prefill = engine.prefill(QUESTION, CHUNKS, selector="attention", ratio=0.2)
+        again = engine.prefill(QUESTION, CHUNKS, selector="attention", ratio=0.2)
+        reused = engine.prefill(QUESTION, CHUNKS, selector="none")
+    own = beginnings.selected
+    assert len(own) == EARLY
+    assert torch.isin(own, prefill.selected).all()
+    assert len(prefill.selected.unique()) == EARLY + budget(0.2, N) == prefill.reuse.recomputed
+    assert torch.equal(prefill.logits, again.logits)
+    for layer in range(LAYERS):
+        for made in ("keys", "values"):
+            kv, first, stored = (
+                getattr(one.kv, made)[layer][0, :, own] for one in (prefill, beginnings, reused)
+            )
+            if layer < ASKED.stop:  # as without the chosen ones, which the question chose later
+                assert torch.allclose(kv, first, atol=1e-4 * float(first.abs().max()))
+            elif layer > ASKED.stop:  # fresh from what the chosen ones are there
+                assert not torch.allclose(kv, stored, atol=1e-3)
+
+
+@pytest.mark.usefixtures("early")
+def test_early_tokens_count_as_compute_once_in_each_layer(engine: Engine) -> None:
+    prefill = engine.prefill(QUESTION, CHUNKS, selector="attention", ratio=0.2)
+    leading = prefill.reuse.computed - len(QUESTION)
+    question = len(QUESTION)
+    rows = ASKED.stop * question + LAYERS * (leading + EARLY + question + budget(0.2, N))
+    assert prefill.reuse.compute == pytest.approx(rows / (LAYERS * prefill.reuse.tokens))
+
+
+@pytest.mark.usefixtures("early")
+@pytest.mark.parametrize("ratio", [0.97, 1.0])
+def test_all_tokens_may_be_chosen_so_fewer_are_early(engine: Engine, ratio: float) -> None:
+    prefill = engine.prefill(QUESTION, CHUNKS, selector="attention", ratio=ratio)
+    assert len(prefill.selected.unique()) == N == prefill.reuse.recomputed
+    if ratio == 1.0:
+        full = engine.prefill(QUESTION, CHUNKS, reuse="none")
+        assert torch.allclose(prefill.logits, full.logits, atol=1e-4)
 
 
 def test_the_layers_above_the_asked_ones_are_read_while_those_below_are_recomputed() -> None:

@@ -163,6 +163,20 @@ def test_a_device_computes_what_the_host_does(family: str, selector: str) -> Non
     same(recorded, record.kv)
 
 
+def test_tokens_that_are_recomputed_early_are_so_on_a_device() -> None:
+    adapter = adapter_of("llama")
+    plan = replace(plan_of(adapter, 4), early=11)
+    with torch.no_grad():
+        host = prefill(adapter, plan, "attention", 0.3)
+    device = FakeDevice()
+    with device.running(), torch.no_grad():
+        move(adapter)
+        with counting(device, adapter):
+            passed = prefill(adapter, plan, "attention", 0.3)
+    same(on_host(passed.logits), host.logits)
+    assert torch.equal(passed.selected_by_layer[-1], host.selected_by_layer[-1])
+
+
 def test_entries_of_several_codecs_are_placed_together() -> None:
     codecs = ("int8", "raw", "bfloat16")
     adapter = adapter_of("llama")
