@@ -7,7 +7,7 @@ of the same layout share its full prefill, and those of the same form its entrie
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -18,7 +18,9 @@ from benchmarks.real_judge import COMPARED_TOKENS, Reader, config_of, divergence
 from benchmarks.real_sets import Asked
 from benchmarks.rows import Row
 from ragkv import Chunk, Engine
-from ragkv.fusion import Candidates
+from ragkv.control.controller import Controller
+from ragkv.control.method import Method
+from ragkv.fusion import Candidates, Plan
 from ragkv.fusion.selectors import Attention, Selector, budget, top
 from ragkv.model import Rows as PromptRows
 from ragkv.model import grown, run_layer
@@ -56,6 +58,7 @@ class Way:
     first_share: float | None = None  # of the budget, in the first of two rounds; None: one round
     # of each chunk's tokens, over which alone the question asks; None: over all
     anchors: float | None = None
+    early: float = 0.0  # of the candidates, recomputed before the question chooses
 
 
 @dataclass(frozen=True)
@@ -209,6 +212,16 @@ STUDIES = {
             _anchored("over 15 % of a chunk, at .05", 0.15, 0.05),
         ),
     ),
+    "early": Study(
+        "Beginnings of chunks that are recomputed besides, while the question waits for its layers",
+        _DEFAULT.name,
+        (
+            _DEFAULT,
+            Way("5 % early", early=0.05),
+            Way("10 % early", early=0.1),
+            _asked("10 % more by attention", "attention", 0.25),
+        ),
+    ),
     "chunks": Study(
         "The length of chunks",
         "cut at 256",
@@ -284,7 +297,10 @@ def served(engine: Engine, question: str, chunks: Sequence[Chunk], way: Way) -> 
     if way.anchors is not None:
         return asked_over_anchors(engine, question, chunks, way.anchors, way.options["ratio"])
     if way.first_share is None:
-        with mock.patch.object(planning, "LEADING_TOKENS", way.leading_tokens):
+        with (
+            mock.patch.object(planning, "LEADING_TOKENS", way.leading_tokens),
+            mock.patch.object(Controller, "decide", _deciding(way.early)),
+        ):
             return engine.prefill(question, chunks, **way.options)
     asking = Remembering()
     first = engine.prefill(question, chunks, selector=asking, ratio=RATIO * way.first_share)
@@ -295,6 +311,17 @@ def served(engine: Engine, question: str, chunks: Sequence[Chunk], way: Way) -> 
     more = asking.candidates[top(again, wanted)]
     positions = torch.cat((first.selected, more)).sort().values
     return engine.prefill(question, chunks, selector=Given(positions), ratio=RATIO)
+
+
+def _deciding(early: float) -> Callable[[Controller, Plan, Method], Plan]:
+    """The controller's decision, with a share of the candidates recomputed early."""
+    decide = Controller.decide
+
+    def decided(controller: Controller, plan: Plan, method: Method) -> Plan:
+        plan = decide(controller, plan, method)
+        return replace(plan, early=budget(early, len(plan.candidates)))
+
+    return decided
 
 
 @torch.no_grad()

@@ -7,9 +7,9 @@
 The studies (`default_ways.py`): over which layers the question asks; how much of the first passage is
 computed in place; the length of the neutral text that chunks are encoded behind; the length of
 chunks; whether the best passage stands first or last; attention weighed at the beginnings of
-chunks; a second round of asking (ProphetKV); asking over a slice of each chunk (QCFuse's anchors).
-Every way is compared with the full prefill of its
-own prompt: KL over the first tokens of that one's greedy answer, and the gold answer's
+chunks; a second round of asking (ProphetKV); asking over a slice of each chunk (QCFuse's anchors);
+beginnings of chunks recomputed before the question chooses. Every way is compared with the full
+prefill of its own prompt: KL over the first tokens of that one's greedy answer, and the gold answer's
 log-likelihood a token, which is also given for the full prefill itself. Differences are paired with
 the default by question, and their intervals are 95 % bootstraps.
 
