@@ -46,7 +46,7 @@ BackendMaker = Callable[[SharedModel, Entries, Scheduler], AnswerBackend]
 
 # Blocks of earlier prompts (`reuse="prefix"`) may take this part of the store's memory on top of it.
 PREFIX_SHARE = 4
-# what entries of one model have in common, whatever its dtype
+# Entries of one model have these fields in common, whatever its dtype.
 OF_ANY_DTYPE = ("architecture", "rope", "tokenizer", "adapter")
 SAMPLE = 64  # entries are looked at for their dtype: reading one takes a tenth of a millisecond
 # The size of the buffer of turns that are saved, where memory has no tier.

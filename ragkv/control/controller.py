@@ -28,7 +28,7 @@ class Controller:
     """The decisions of one engine. Holds no request's state."""
 
     present: PresentProfile
-    methods: Methods  # with that of requests which name none
+    methods: Methods  # how each request is to be computed
 
     def decide(self, plan: Plan, method: Method) -> Plan:
         """The plan with its ratio, which is chosen if `method` leaves it open, and with some spans

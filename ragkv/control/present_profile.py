@@ -41,7 +41,7 @@ class PresentProfile:
     directory: str | None  # the store's
     profile: Profile | None = field(default=None, init=False)  # the one in use
     refusal: str = field(default="", init=False)  # why there is none
-    # by tier or COMPUTE: what the latest requests took, over the profile's estimate
+    # by tier or COMPUTE: the time of the latest requests, divided by the profile's estimate
     _outcomes: defaultdict[str, deque[float]] = field(
         default_factory=lambda: defaultdict(partial(deque, maxlen=OUTCOMES)), init=False
     )

@@ -17,10 +17,10 @@ class Shape:
     forced_rows: int
     prompt_tokens: int  # S
     selection: Selection = Selection.STATIC
-    asked_layers: int = 0  # those of the first pass of an asking selector
-    # those of the forced rows before the first candidate: a second pass leaves them out
+    asked_layers: int = 0  # layers of the first pass of an asking selector
+    # forced rows before the first candidate: a second pass leaves them out
     leading_rows: int = 0
-    # those of the forced rows that the first pass of an asking selector leaves out
+    # forced rows that the first pass of an asking selector leaves out
     unasked_rows: int = 0
     early_tokens: int = 0  # candidates that this first pass recomputes: see `Plan.early`
 

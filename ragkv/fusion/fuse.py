@@ -37,7 +37,7 @@ class LayerInput:
     layer: int
     part: PromptPart  # its R rows, and the KV they are written to and attend over
     hidden: torch.Tensor  # (1, R, E)
-    cos: torch.Tensor  # of the rows' positions, (1, R, rotary dims)
+    cos: torch.Tensor  # for the rows' positions, (1, R, rotary dims)
     sin: torch.Tensor
 
     def last_row(self) -> "LayerInput":
@@ -84,7 +84,7 @@ class TokenChoice:
         self.upper_layers = layers - self.asked_layers.stop if self.asked_layers else 0
         # A span that is computed as a whole need not be read, unless it is compared.
         self.loaded = plan.loaded if self.checks else _not_recomputed(plan, self.first)
-        # that a layer computes at most
+        # the most rows that a layer computes
         first = self.first.numel()
         chosen = self.wanted + first if self.asked_layers else max(self.wanted, first)
         self.most_rows = plan.forced.numel() + chosen

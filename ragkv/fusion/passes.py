@@ -35,11 +35,11 @@ class PassResult:
     # L tensors of the positions that the selector chose, on the host
     selected_by_layer: tuple[torch.Tensor, ...]
     logits: torch.Tensor  # (V,) float32, of the last position
-    pass_s: float  # of the whole pass, with `others_s`
+    pass_s: float  # the whole pass took this time, `others_s` included
     others_s: float  # spent on decoding steps of other requests, between layers
     load_s: float  # waiting for slices
-    read_s: float  # reading them, one after another at the threads' joint bandwidth
-    read_bytes: int  # by these threads; slices in memory are not read
+    read_s: float  # reading slices, one after another at the reader threads' joint bandwidth
+    read_bytes: int  # what the reader threads read; they read no slices that are in memory
     bytes_by_tier: Mapping[str, int]
     prompts: int  # computed in the pass, this one included
 
@@ -165,8 +165,8 @@ class _LayerLoop:
         self._adapter = adapter
         self._prompts = prompts
         self._pause = pause
-        self._inputs: dict[PreparedPrompt, LayerInput] = {}  # of the next layer
-        self._fused: dict[PreparedPrompt, Fused] = {}  # of those that passed the last layer
+        self._inputs: dict[PreparedPrompt, LayerInput] = {}  # the rows of the next layer
+        self._fused: dict[PreparedPrompt, Fused] = {}  # prompts that passed the last layer
         self._others_s = 0.0
 
     def run(self) -> None:

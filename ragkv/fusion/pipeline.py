@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 Placing: TypeAlias = "HostPlacing | DevicePlacing"
 
-MOST_BYTES = 256 * 1024**2  # of one request's read buffers, whatever was measured
+MOST_BYTES = 256 * 1024**2  # size of one request's read buffers, whatever was measured
 UNMEASURED = 2  # layers read ahead before the first measurement
-WEIGHT = 0.3  # of the latest measurement in a running mean
+WEIGHT = 0.3  # weight of the latest measurement in a running mean
 REUSABLE_BUFFERS = 2
 # Larger buffers are given back, so that one long prompt does not hold memory for ever.
 REUSABLE_BYTES = 64 * 1024**2
@@ -62,7 +62,7 @@ class Readers(Closing):
         default_factory=partial(deque, maxlen=REUSABLE_BUFFERS), init=False
     )
     _pool: ThreadPoolExecutor | None = field(default=None, init=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)  # of the pool
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)  # guards the pool
 
     @property
     def pool(self) -> ThreadPoolExecutor:
@@ -133,10 +133,11 @@ class LayerReader(Closing):
         self._shares = [
             share for i in range(readers.threads) if (share := threaded[i :: readers.threads])
         ]
-        self.slices: list[torch.Tensor] = []  # of the layer taken last, one per lease: (2, G, T, D)
+        # the slices (2, G, T, D) of the layer taken last, one per lease
+        self.slices: list[torch.Tensor] = []
         self._pending: dict[int, list[Future[_Slices]]] = {}  # by layer
         self.waited_s = 0.0  # time the fusor waited for slices
-        self._read_s: list[float] = []  # of each slice that a thread read
+        self._read_s: list[float] = []  # the time of each slice that a thread read
         for lease in leases:
             lease.prefetch()
         for layer in range(ahead):

@@ -95,10 +95,11 @@ class Plan:
     forced: torch.Tensor  # positions computed in every layer, ascending
     candidates: Candidates
     missed: tuple[int, ...] = ()  # indices of chunks that have no usable entry
-    recomputed_blocks: tuple[int, ...] = ()  # of the history, computed here and stored again
-    notes: tuple[str, ...] = ()  # what the report says about it
-    # what the controller decides
-    ratio: float = 0.0  # of the candidates that are recomputed in each layer
+    # indices of history blocks that are computed here and stored again
+    recomputed_blocks: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()  # sentences for the report
+    # The controller sets these:
+    ratio: float = 0.0  # the share of the candidates that each layer recomputes
     # candidates that are recomputed besides, while the question waits for the layers it asks over
     early: int = 0
     reasons: tuple[str, ...] = ()  # why that ratio; empty if nothing was left to decide

@@ -23,7 +23,7 @@ AnswerEvents = Generator[TokenEvent | Answer, None, None]
 class StartedAnswer:
     """A prompt that was computed, and the answer that follows."""
 
-    report: PromptReport  # of the prompt; a `Prefill` if the model here computed it
+    report: PromptReport  # a `Prefill` if the model here computed the prompt
     events: AnswerEvents
 
     @property

@@ -71,7 +71,7 @@ def _place_of(phrase: str, text: str) -> tuple[int, int] | None:
 
 def _is_telling(place: Sequence[Word], there: Sequence[Word], text: str) -> bool:
     """Whether one word of `place` is more than a common one; `there` are all words of `text`."""
-    signs = 0  # of scripts without capitals
+    signs = 0  # how many signs of scripts without capitals it has
     for word in place:
         written = text[word.start : word.end]
         if any(char.isdigit() for char in written):

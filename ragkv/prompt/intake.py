@@ -28,9 +28,9 @@ from .template import TemplateRuns
 if TYPE_CHECKING:
     from .constraints.grammar import Grammar
 
-# of an answer, if the caller gives no limit
+# The limit of an answer, if the caller gives none.
 MAX_NEW_TOKENS = 64
-# the most probable tokens that are reported with each one; the limit of OpenAI
+# At most so many of the most probable tokens are reported with each token, as by OpenAI.
 MAX_LOGPROBS = 20
 
 

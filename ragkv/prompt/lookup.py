@@ -23,10 +23,10 @@ class Lookup:
     """Finds the stored KV of prompts. Holds no request's state."""
 
     adapter: Adapter
-    identity: Identity  # of chunks
+    identity: Identity  # that of chunks
     store: Store  # has the entries of chunks
     background: BackgroundEncoder  # is given every missing chunk
-    block_writer: BlockWriter  # has those of conversations
+    block_writer: BlockWriter  # has the blocks of conversations
     prefix_blocks: PrefixBlocks
     prefix: MemoryLease | None  # the KV of the application's prefix, if it has one
     # why stored entries are not reused; the report of a cache miss has it

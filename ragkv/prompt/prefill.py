@@ -33,8 +33,10 @@ class _Tries:
     """What the passes of one prompt have found so far."""
 
     def __init__(self) -> None:
-        self.damaged: dict[EntryKey, str] = {}  # and why: cache misses from now on
-        self.alone = False  # a pass with other prompts failed as a whole, so it shares none
+        # Entries that were found damaged, and how: each of them is a cache miss from now on.
+        self.damaged: dict[EntryKey, str] = {}
+        # A pass with other prompts failed as a whole, so the next pass has this prompt alone.
+        self.alone = False
         self.lookup_s = 0.0
 
     @property
@@ -102,10 +104,8 @@ class Prefiller:
             try:
                 result = prepared.result()
             except EntryDamagedError as error:
-                if (
-                    error.key in tries.damaged
-                ):  # it was a miss this time: trying again would not end
-                    raise
+                if error.key in tries.damaged:
+                    raise  # The entry was a miss this time, so trying again would never end.
                 tries.damaged[error.key] = str(error)
                 return None
         if result is None:

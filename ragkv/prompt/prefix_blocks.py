@@ -34,7 +34,7 @@ class PrefixBlocks:
     identity: Identity  # the engine's; its context does not count
     capacity_bytes: int
     _used_bytes: int = field(default=0, init=False)
-    # by context and ids
+    # entries by their context, which digests all tokens up to the block's end
     _entries: OrderedDict[str, Entry] = field(default_factory=OrderedDict, init=False)
     _deletions: int = field(default=0, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)

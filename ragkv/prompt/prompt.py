@@ -28,7 +28,7 @@ class Prompt:
     """The runs of one prompt, in order."""
 
     prefix: tuple[int, ...]
-    chunks: tuple[Chunk, ...]  # and the text between them
+    chunks: tuple[Chunk, ...]  # chunks, and `Text` between them
     question: tuple[int, ...]  # with the template's tail, then a given answer
     history: History | None = None  # of its conversation, cut to fit; None: it has none
     separator: tuple[int, ...] = ()  # computed after each chunk that no text follows

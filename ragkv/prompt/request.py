@@ -90,10 +90,11 @@ class PrefillOptions(TypedDict, total=False):
     reuse: ReuseMode
     deadline_s: float | None  # seconds from the call until the request is given up
     cancel: threading.Event | None  # the request is cancelled once this is set
-    # of a request that began before, in place of both: the search counts for the deadline
+    # The claim of a request that began before, for example with a search, so that its deadline
+    # counts from there. It takes the place of `deadline_s` and `cancel`.
     claim: Claim
     separator: str | Sequence[int]  # comes after each chunk that no `Text` follows
-    title: str  # of a conversation that has none yet
+    title: str  # for the conversation, if it has none yet
     # continue a text: no template follows the question, and the answer keeps the space it begins
     # with
     raw: bool
@@ -133,9 +134,9 @@ class Request:
     chunks: tuple[Chunk, ...]
     method: Method
     claim: Claim  # the first token's time counts from its beginning
-    began_s: float = 0.0  # of the claim, when the engine was asked
+    began_s: float = 0.0  # the claim's age when the engine was asked
     separator: tuple[int, ...] = ()  # comes after each chunk that no `Text` follows
-    given_answer: tuple[int, ...] = ()  # of a turn whose answer is not decoded but given
+    given_answer: tuple[int, ...] = ()  # the answer of a turn, if it is given and not decoded
     max_new_tokens: int = 0  # 0: nothing is decoded
     stop: tuple[str, ...] = ()
     logprobs: int | None = None

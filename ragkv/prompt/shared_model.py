@@ -42,10 +42,10 @@ class SharedModel:
 
     adapter: Adapter
     tokenizer: Any | None
-    identity: Identity  # of every entry this model makes; an engine adds its application's part
+    identity: Identity  # that of this model's entries; an engine adds its application's part
     compute: SharedCompute
     dtype_choice: DtypeChoice
-    contexts: Contexts  # of what stands before chunks
+    contexts: Contexts  # the KV of the text before chunks
 
     @classmethod
     def from_pretrained(

@@ -59,7 +59,7 @@ class Index(Closing):
         self.writer = Ingestion(self, writes, splitter, embedder, before_write, owner)
         self._embedder = embedder
         self._owner = owner
-        self._has_warned = False  # that there is no embedder
+        self._has_warned = False  # whether the log says that there is no embedder
 
     def close(self) -> None:
         """Closes the file. Closing twice is harmless."""

@@ -107,7 +107,7 @@ class DecodeBatch:
     """Decodes for many requests on one model."""
 
     adapter: Adapter
-    lock: FairLock  # of who computes
+    lock: FairLock  # held by the thread that computes
     # requests that wait for a token
     waiting: list[_TokenRequest] = field(default_factory=list, init=False)
     slots: int = field(default=0, init=False)  # in use

@@ -33,7 +33,7 @@ class _WaitingPrompt(Generic[P]):
 class JointPrefills(Generic[P]):
     """The prefills that wait for one model."""
 
-    lock: FairLock  # of who computes
+    lock: FairLock  # held by the thread that computes
     _guard: threading.Lock = field(default_factory=threading.Lock, init=False)
     _waiting: list[_WaitingPrompt[P]] = field(default_factory=list, init=False)
 

@@ -9,7 +9,7 @@ class QueueStats:
 
     waiting: int  # now
     admitted: int  # now: planning or prefilling
-    served: int  # whose prefill ended
-    refused: int  # the queue was full
+    served: int  # requests whose prefill ended
+    refused: int  # requests that a full queue refused
     expired: int  # their deadline passed while they waited, prefilled or decoded
     cancelled: int  # cancelled while they waited, prefilled or decoded

@@ -51,7 +51,7 @@ class DevicePlacing:
             _Codes(adapter, codec, [(span, start) for span, _, start in own])
             for codec, own in groupby(entries, key=lambda one: one[1])
         ]
-        # of the N tokens, (N,) on the host
+        # the positions of the N tokens, (N,) on the host
         self.positions = _joined([torch.arange(span.start, span.stop) for span, *_ in entries])
         self._rows = Rows.unread(sent(self.positions, device), len(self.positions))
         # KCache allocates values when it writes them.

@@ -22,7 +22,7 @@ IDLE_PATIENCE_S = 30.0  # a chunk waits no longer for the engine to be idle
 MOST_WAITING = 4096
 
 
-_Ids = tuple[int, ...]  # of a chunk whose entry is to be made
+_Ids = tuple[int, ...]  # the ids of a chunk whose entry is to be made
 
 
 @dataclass(eq=False)
@@ -48,7 +48,7 @@ class BackgroundEncoder:
     _was_missed: bool = field(default=False, init=False)  # whether a request missed it
     _closing: bool = field(default=False, init=False)
     _logged_s: float = field(default_factory=time.monotonic, init=False)
-    # those for which requests wait, and how many do
+    # how many requests wait for each chunk
     _wanted: Counter[_Ids] = field(default_factory=Counter, init=False)
     # chunks that did not fit among those that wait
     _dropped: int = field(default=0, init=False)

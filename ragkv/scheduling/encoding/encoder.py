@@ -33,8 +33,8 @@ class Encoder:
     """Makes the entries of chunks."""
 
     adapter: Adapter
-    identity: Identity  # of the entries
-    prefix_ids: tuple[int, ...]  # what stands before the neutral text
+    identity: Identity  # that of the entries
+    prefix_ids: tuple[int, ...]  # the tokens before the neutral text
     neutral_ids: tuple[int, ...]
     contexts: Contexts  # the KV of both, which may be computed under the caller's compute lock
     between: Pause = no_check  # called between layers, so that others may compute
