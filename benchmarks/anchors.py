@@ -14,7 +14,7 @@ from ragkv.model import Rows as PromptRows
 from ragkv.model.attention import Watch
 from ragkv.model.promptkv import PromptPart
 from ragkv.model.rows import Pause, Seen
-from ragkv.prompt import Prefill
+from ragkv.prompt import PrefilledPrompt
 
 
 class Given(Selector):
@@ -74,7 +74,7 @@ class OverSome(PromptPart):
 @torch.no_grad()
 def asked_over_anchors(
     engine: Engine, question: str, chunks: Sequence[Chunk], share: float, ratio: float
-) -> Prefill:
+) -> PrefilledPrompt:
     """The prompt with those anchors recomputed that the question attends to most, while it sees
     of the chunks their anchors alone: `share` of a chunk's tokens.
     """

@@ -25,7 +25,7 @@ from ragkv.fusion.selectors import Attention, Selector, budget, top
 from ragkv.model import Rows as PromptRows
 from ragkv.model import grown, run_layer
 from ragkv.model.attention import Watch
-from ragkv.prompt import Prefill, planning
+from ragkv.prompt import PrefilledPrompt, planning
 from ragkv.retrieval import Document, Splitter
 from ragkv.scheduling.encoding import contexts
 
@@ -290,7 +290,7 @@ class Asker:
             engine.entries.delete(chunks)
 
 
-def served(engine: Engine, question: str, chunks: Sequence[Chunk], way: Way) -> Prefill:
+def served(engine: Engine, question: str, chunks: Sequence[Chunk], way: Way) -> PrefilledPrompt:
     """The prompt's KV and last logits in one way. `compute` leaves out what a second round costs:
     the first round, and asking again; and what asking over anchors costs.
     """
@@ -325,7 +325,7 @@ def _deciding(early: float) -> Callable[[Controller, Plan, Method], Plan]:
 
 
 @torch.no_grad()
-def attention_of_last(engine: Engine, prefill: Prefill, count: int) -> torch.Tensor:
+def attention_of_last(engine: Engine, prefill: PrefilledPrompt, count: int) -> torch.Tensor:
     """The attention that the last `count` rows of a prefilled prompt pay to each position (S,):
     means over these rows, the heads and the layers over which the question asks.
     """

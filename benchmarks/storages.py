@@ -30,7 +30,7 @@ from ragkv.config import R_STAR
 from ragkv.control.present_profile import OUTCOMES
 from ragkv.fusion import budget
 from ragkv.model.loading import load
-from ragkv.prompt import Prefill
+from ragkv.prompt import PrefilledPrompt
 from ragkv.types import Reuse
 from tests.store.fakes import ThrottledTier
 
@@ -55,7 +55,7 @@ class Storage:
         if bandwidth is not None:
             self.engine.parts.store.tiers[0].bandwidth_bytes_per_s = bandwidth
 
-    def ask(self, **options: Any) -> Prefill:
+    def ask(self, **options: Any) -> PrefilledPrompt:
         """A prefill of the prompt."""
         return self.engine.prefill(self._world.question, self._world.chunks, **options)
 
@@ -121,7 +121,7 @@ def measure(model: Any, storage: str, selector: str, options: Any) -> dict[str, 
 
 
 def runs_of(
-    actions: Mapping[str, Callable[[], Prefill]], runs: int, waits: list[float]
+    actions: Mapping[str, Callable[[], PrefilledPrompt]], runs: int, waits: list[float]
 ) -> dict[str, list[float]]:
     """Seconds of each action in each of `runs` rounds, in another order each; and into `waits` those
     for which the decision's passes waited for loading. The first round is not measured.

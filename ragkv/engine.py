@@ -25,7 +25,7 @@ from .prompt import (
     AnswerEvents,
     AnswerOptions,
     ChunkLike,
-    Prefill,
+    PrefilledPrompt,
     PrefillOptions,
     Request,
     SharedModel,
@@ -145,8 +145,8 @@ class Engine(Closing):
         chunks: Sequence[ChunkLike] = (),
         session: Session | None = None,
         **options: Unpack[PrefillOptions],
-    ) -> Prefill:
-        """The prompt's KV and last logits (CacheBlend section 5.2). See `Prefill` for shapes.
+    ) -> PrefilledPrompt:
+        """The prompt's KV and last logits (CacheBlend section 5.2). See `PrefilledPrompt` for shapes.
 
         `session` gives the history; it gains no turn. Raises what `stream` raises.
         """
@@ -161,7 +161,7 @@ class Engine(Closing):
         answer: str | Sequence[int],
         chunks: Sequence[ChunkLike] = (),
         **options: Unpack[PrefillOptions],
-    ) -> Prefill:
+    ) -> PrefilledPrompt:
         """Add a turn whose answer is given: it is computed and stored in one pass, like one that
         was decoded.
 

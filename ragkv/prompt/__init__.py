@@ -14,7 +14,7 @@ from .prompt import Prompt, Task, stored_ids
 from .request import (
     AnswerOptions,
     ChunkLike,
-    Prefill,
+    PrefilledPrompt,
     PrefillOptions,
     PromptReport,
     Request,
@@ -33,7 +33,7 @@ __all__ = [
     "Intake",
     "Lookup",
     "OwnModel",
-    "Prefill",
+    "PrefilledPrompt",
     "PrefillOptions",
     "Prefiller",
     "PrefixBlocks",

@@ -19,7 +19,7 @@ from .drafts import Drafts
 from .hints import hint_of
 from .prefill import Prefiller
 from .prompt import Task
-from .request import Prefill, PromptReport, Request
+from .request import PrefilledPrompt, PromptReport, Request
 from .shared_model import SharedModel
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class OwnModel:
         with closing(self._decode(task, prefill)) as events:
             yield StartedAnswer(prefill, events)
 
-    def _decode(self, task: Task, prefill: Prefill) -> AnswerEvents:
+    def _decode(self, task: Task, prefill: PrefilledPrompt) -> AnswerEvents:
         """The events of a prefilled request's answer: tokens, then the `Answer`."""
         grammar = task.request.grammar
         constraint = None if grammar is None else grammar.start(task.claim.owner)
@@ -142,7 +142,7 @@ class OwnModel:
         yield from answer.finish()
 
     def _steps(
-        self, task: Task, prefill: Prefill, answer: "_SampledAnswer"
+        self, task: Task, prefill: PrefilledPrompt, answer: "_SampledAnswer"
     ) -> Iterator[TokenEvent]:
         """The events of all tokens behind the first one.
 
@@ -181,7 +181,7 @@ class _SampledAnswer(ActiveAnswer):
     def __init__(
         self,
         task: Task,
-        prefill: Prefill,
+        prefill: PrefilledPrompt,
         tokenizer: Any | None,
         sampler: Sampler | None,
         end_tokens: tuple[int, ...],

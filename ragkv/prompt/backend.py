@@ -11,7 +11,7 @@ from ragkv.errors import UnsupportedError
 from ragkv.types import Answer, TokenEvent
 
 from .prompt import Task
-from .request import Prefill, PromptReport, Request
+from .request import PrefilledPrompt, PromptReport, Request
 
 NO_PREFILL = "Another server computes this engine's answers, so it makes no KV of prompts."
 
@@ -23,13 +23,13 @@ AnswerEvents = Generator[TokenEvent | Answer, None, None]
 class StartedAnswer:
     """A prompt that was computed, and the answer that follows."""
 
-    report: PromptReport  # a `Prefill` if the model here computed the prompt
+    report: PromptReport  # a `PrefilledPrompt` if the model here computed the prompt
     events: AnswerEvents
 
     @property
-    def prefill(self) -> Prefill:
+    def prefill(self) -> PrefilledPrompt:
         """The prompt's KV and logits. Raises `UnsupportedError` if another server has them."""
-        if not isinstance(self.report, Prefill):
+        if not isinstance(self.report, PrefilledPrompt):
             raise UnsupportedError(NO_PREFILL)
         return self.report
 

@@ -23,7 +23,7 @@ from ragkv.types import Timing
 from .lookup import Lookup
 from .prompt import Task
 from .report import prompt_spans, reuse_report
-from .request import Prefill, TurnKV
+from .request import PrefilledPrompt, TurnKV
 
 if TYPE_CHECKING:
     from ragkv.model.kcache import Offloading
@@ -55,7 +55,7 @@ class Prefiller:
     controller: Controller
     offloading: "Offloading | None"  # where KCache is on
 
-    def prefill(self, task: Task) -> Prefill:
+    def prefill(self, task: Task) -> PrefilledPrompt:
         """Prefill the request's prompt. Its first layers are read while others still compute.
 
         Raises what the task's claim raises, while it waits for the model and between layers.
@@ -120,7 +120,7 @@ class Prefiller:
         passed: PassResult,
         record: Recording | None,
         tries: "_Tries",
-    ) -> Prefill:
+    ) -> PrefilledPrompt:
         fused = passed.fused
         length = plan.token_ids.numel()
         refused = self.offloading.refusal(length) if self.offloading else None
@@ -134,7 +134,7 @@ class Prefiller:
             *reuse.notes,
             *filter(None, [refused]),
         )
-        return Prefill(
+        return PrefilledPrompt(
             token_ids=plan.token_ids,
             selected_by_layer=passed.selected_by_layer,
             logits=passed.logits,

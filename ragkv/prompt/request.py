@@ -47,7 +47,7 @@ class PromptReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prefill(PromptReport):
+class PrefilledPrompt(PromptReport):
     """A prompt that is ready to decode."""
 
     token_ids: torch.Tensor  # (S,) int64, CPU

@@ -15,7 +15,7 @@ from ragkv.conversations import Session
 from ragkv.engine import Engine
 from ragkv.errors import RagKVError, SessionConflictError
 from ragkv.fusion import Selection
-from ragkv.prompt import Prefill, PrefillOptions, stored_ids
+from ragkv.prompt import PrefilledPrompt, PrefillOptions, stored_ids
 from ragkv.prompt.history import Block, History, Part, PartKind
 from ragkv.runtime import Closing, openmp
 from ragkv.types import Text
@@ -42,7 +42,7 @@ class PromptJob:
         self.promised = 0  # the first tokens, whose KV `prefill` has
         self.cancel = threading.Event()
         self.done = threading.Event()
-        self.prefill: Prefill | None = None  # set before `done` is
+        self.prefill: PrefilledPrompt | None = None  # set before `done` is
         self.why = ""  # why vLLM computes the prompt
         self.missed: list[int] = []  # lengths of its chunks that have no stored KV, if that is why
 

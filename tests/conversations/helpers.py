@@ -8,7 +8,7 @@ from typing import Any
 
 from ragkv import Engine, EngineConfig, Session, StoreConfig
 from ragkv.config import SessionConfig
-from ragkv.prompt import Prefill
+from ragkv.prompt import PrefilledPrompt
 from ragkv.store import Tier
 from tests import tiny_models
 from tests.engine.helpers import close, full_prefill
@@ -54,7 +54,7 @@ def talk(engine: Engine, session_id: str = "s", turns: int = 3) -> Session:
 
 def is_full_prefill(
     engine: Engine, session: Session, turn: int, family: str = "llama", **how: Any
-) -> Prefill:
+) -> PrefilledPrompt:
     """The next turn's prefill, after checking its logits against a full prefill of the whole
     conversation.
     """
@@ -65,7 +65,9 @@ def is_full_prefill(
     return prefill
 
 
-def carry_on(directory: Path, family: str, turns: int, restarts: Container[int]) -> list[Prefill]:
+def carry_on(
+    directory: Path, family: str, turns: int, restarts: Container[int]
+) -> list[PrefilledPrompt]:
     """The prefills of a conversation of `turns` turns; the engine is reopened before the turns in
     `restarts`.
     """
