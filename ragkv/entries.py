@@ -162,8 +162,8 @@ class Entries:
         stop: Check,
         watch: DeletionWatch,
     ) -> None:
-        """Compute the entries of the batch, and store durably those that were not deleted since;
-        then it is empty.
+        """Compute the entries of the batch, and store them durably, but for chunks that were deleted
+        since. Empties the batch.
         """
         with self.background.idle_time.encoding():
             entries = self.encoder.chunks(batch, stop)
@@ -182,7 +182,7 @@ class Entries:
         """Compute and store the entries of `chunks` that are not stored, in the background, between
         requests.
 
-        With `last`: behind all that requests miss, and only while the store has room for them.
+        With `last` they come after all that requests miss, and only while the store has room.
         """
         for chunk in self._encodable(chunks):
             self.background.add(chunk.token_ids, last=last)

@@ -15,8 +15,8 @@ import structlog
 
 from .settings import LogConfig
 
-FRAMES = 12  # So many innermost frames of a traceback are logged.
-CAUSES = 4  # So many errors of a chain of causes are logged.
+FRAMES = 12  # the most frames of a traceback in a log line, the innermost ones
+CAUSES = 4  # the most errors of a chain of causes
 
 log = structlog.get_logger("ragkv.api")  # the server's logger
 

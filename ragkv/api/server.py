@@ -4,7 +4,7 @@ It listens on loopback, behind nginx (`deploy/nginx.conf`). nginx bounds connect
 rates and times, so this process sees whole requests and does none of that again.
 
 On SIGTERM or SIGINT it takes no new connections, and running requests may finish for up to
-`graceful_s`. Then it cancels the others, which end at their next check, and closes its tenants,
+`graceful_s`. Then it cancels the rest, which end at their next check, and closes its tenants,
 which writes what they hold in memory. `close_s` later the process ends, whatever still runs. A
 second signal ends it immediately; the store survives both.
 """

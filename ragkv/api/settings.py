@@ -178,9 +178,9 @@ class ServeConfig:
     open_tenants: int = 8  # tenants open at once; then the one that was idle longest is closed
     # collections of all tenants open at once; each opens up to 5 files (ulimit -n)
     open_collections: int = 64
-    idle_s: float | None = None  # the server ends when no request came for so long; None: never
+    idle_s: float | None = None  # the server ends after this time without a request; None: never
     graceful_s: float = 30.0  # how long running requests may take to finish after SIGTERM
-    # and then: how long cutting the others and writing may take before the process ends
+    # then: how long it may take to cut the requests left and to write, before the process ends
     close_s: float = 10.0
     # of every tenant; a key's quota overrides its bytes
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -123,15 +123,15 @@ class RequestPool:
     def __init__(
         self, queue: QueueConfig, threads: int, tenant_threads: int, deadline_s: float | None
     ) -> None:
-        """So many run at once, of all tenants and of one with a key; `queue` says how many more are
-        accepted.
+        """At most `threads` requests run at once, and `tenant_threads` of one tenant with a key.
+        `queue` says how many are accepted, those that wait included.
         """
         self._queue = queue
         self._deadline_s = deadline_s
         self._limiter = TenantLimiter(threads, tenant_threads)
         self._threads = CapacityLimiter(math.inf)  # anyio's own bound would be a second one
-        self.accepted = set[AcceptedRequest]()  # those that wait or run
-        self.computing = set[AcceptedRequest]()  # those on a thread
+        self.accepted = set[AcceptedRequest]()  # they wait or run
+        self.computing = set[AcceptedRequest]()  # they have a thread
         self._most = 0  # accepted ones at once since memory was released
         self._released_at = time.monotonic()
         self._closed = False

@@ -30,11 +30,11 @@ from .passage_matcher import MAX_FOUND, PassageMatcher, TextMatch, joined, key_o
 log = logging.getLogger(__name__)
 
 FORMS_FILE = "forms.jsonl"
-KEPT_BYTES = 8 * MIB  # Chunks that were found lately are not tokenized again: of so many bytes.
+KEPT_BYTES = 8 * MIB  # of chunks that were found lately, which are not tokenized again
 # When there are forms of more tokens, their KV is deleted with the next one.
 MAX_TOKENS = 1_000_000
-TOKEN_BYTES = 40  # A token's id in a tuple takes so much, and its characters.
-MAX_ALIKE = 100  # So many sources of one text are remembered.
+TOKEN_BYTES = 40  # what a token takes: its id in a tuple, and its characters
+MAX_ALIKE = 100  # the most documents of one text that are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +257,7 @@ def _line(token_ids: tuple[int, ...]) -> bytes:
 
 
 def _by_key(documents: Iterable[ChatDocument]) -> dict[str, list[ChatDocument]]:
-    """Documents by the words of their texts, those of one text in their order; none is empty."""
+    """Documents by the words of their texts. Documents of the same text keep their order."""
     found: dict[str, list[ChatDocument]] = {}
     for document in documents:
         if document.text:

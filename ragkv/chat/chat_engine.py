@@ -151,8 +151,8 @@ class ChatEngine:
     ) -> Generator[TokenEvent | ChatAnswer, None, None]:
         """The tokens of an answer to `prompt`, and at last the answer, whose turn is then saved.
 
-        `events` are the engine's. Text that may be a call is held back until it is certain. `tools`
-        are the names of those that may be called; with `only_calls` the answer is nothing else. A
+        `events` are the engine's. `tools` names the tools that may be called: text that may be a
+        call is held back until it is certain. With `only_calls` the answer is nothing but calls. A
         turn without an answer is deleted.
         """
         filtered = CallFilter(tools, only_calls)

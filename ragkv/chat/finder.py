@@ -26,9 +26,9 @@ from ragkv.errors import InputError, SessionConflictError, SessionUnavailableErr
 
 log = logging.getLogger(__name__)
 
-MAX_SAVED = 1_000  # So many sessions are saved, one for each turn; the oldest are deleted first ...
-TRIMMED = 32  # ... at each `TRIMMED`th turn.
-# The ids of saved sessions begin so, and of those that answer a turn.
+MAX_SAVED = 1_000  # the most saved sessions, one for each turn: the oldest are deleted ...
+TRIMMED = 32  # ... once in so many turns
+# How the ids of saved sessions begin, and of sessions in which a turn is answered.
 _SAVED = "chat-"
 _IN_PROGRESS = "turn-"
 

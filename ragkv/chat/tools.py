@@ -161,7 +161,7 @@ class CallFilter:
     """Passes streamed text through until it may be a call."""
 
     def __init__(self, names: Sequence[str], holds_all: bool = False) -> None:
-        """`names` are those of the tools; `holds_all`: the answer is nothing but calls."""
+        """`names` are the tools' names. With `holds_all` the answer is nothing but calls."""
         self._names = names
         self._holds_all = holds_all
         self.sent = ""

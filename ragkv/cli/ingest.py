@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from ragkv.runtime.server_file import ServerAddress
 
 STATUSES = ("added", "changed", "moved", "unchanged", "gone", "deleted", "ignored", "failed")
-BY_DEFAULT_S = 5.0  # So long KV is computed: enough for some notes, and to tell the speed.
-NAMED = 5  # So many files are named for each reason to ignore them; --json names all.
+BY_DEFAULT_S = 5.0  # for which KV is computed: enough for some notes, and to tell the speed
+NAMED = 5  # the most files named for each reason to ignore them; --json names all
 
 
 ChunkTokens = Annotated[

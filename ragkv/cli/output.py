@@ -22,7 +22,7 @@ from ragkv.types import Answer, Reuse
 if TYPE_CHECKING:
     from ragkv.retrieval import Hit, Passage
 
-# A log, where no bar is shown: when its first line is written, and how often the others.
+# In a log, where no bar is shown: the time before its first line, and between two lines.
 FIRST_LINE_S = 2.0
 LINE_EVERY_S = 10.0
 BEGAN = time.monotonic()  # of this command, as nearly as it can know

@@ -75,8 +75,8 @@ def _is_there(address: "ServerAddress | None", pid: int) -> bool:
 def server_of(home: Path, model: str) -> "ServerAddress | None":
     """Where the server of `home` listens.
 
-    `None` for one with another model than the given one, and for one whose default collection is
-    not the one that `ragkv ingest` fills.
+    `None` if it has another model than the given one, or if its default collection is not the one
+    that `ragkv ingest` fills.
     """
     address = server_file.load(home)
     if address is None or (home / "collections" / "default").exists():

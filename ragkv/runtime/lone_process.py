@@ -53,7 +53,7 @@ class LoneProcessError(Exception):
     """Work that gave no answer."""
 
     def __init__(self, reason: str, bound: Bound | None = None) -> None:
-        """`reason` quotes nothing of what was worked on; `bound`: the one that was exceeded."""
+        """`reason` quotes nothing of what was worked on; `bound` is the bound that was exceeded."""
         super().__init__(reason, bound)
         self.reason = reason
         self.bound = bound

@@ -39,9 +39,10 @@ class OpenPool(Closing, Generic[K, V]):
     """Open values by key. Thread-safe; values of other keys can be used while one is opened or
     closed.
 
-    A value in use is never closed, except when the whole pool is. If there are too many, the value
-    to be closed is one of the group that has the most: the one that was idle longest. So a group
-    that opens many closes its own. If they keep too many bytes, it is the one that was idle longest.
+    A value in use is never closed, except when the whole pool is. If too many values are open, the
+    pool looks at the group with the most values, and closes its value that was idle longest. So a
+    group that opens many closes its own. If all values keep too many bytes, the pool closes the
+    value that was idle longest, of any group.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class OpenPool(Closing, Generic[K, V]):
             self._changed.notify_all()
         for slot in slots:
             self._close_slot(slot)
-        with self._changed:  # those that other threads close now
+        with self._changed:  # other threads may still close some
             self._wait(lambda: not self._closing, no_check)
 
     def _acquire(self, key: K, check: Check) -> _Slot[V]:
@@ -133,7 +134,7 @@ class OpenPool(Closing, Generic[K, V]):
             return slot
 
     def _wait_for_place(self, check: Check) -> None:
-        """Return when idle values have been closed in place of those that are open now."""
+        """Return when enough idle values have been closed for one more."""
         with self._changed:
             self._wait(
                 lambda: (

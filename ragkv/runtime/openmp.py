@@ -97,7 +97,7 @@ def use_one_thread() -> None:
 
 
 def use_threads(count: int) -> None:
-    """Compute on so many threads, the calling one included, from now on."""
+    """Compute on `count` threads from now on, the calling one included."""
     import torch
 
     if torch.get_num_threads() != count:

@@ -128,8 +128,8 @@ class TimeShareQueue(Generic[T]):
 
     def __init__(self) -> None:
         self._items: OrderedDict[str, deque[T]] = OrderedDict()  # by owner; none is empty
-        # What each owner used, in seconds. An owner that was away starts where the others are: it
-        # is not owed the time.
+        # What each owner used, in seconds. An owner that comes back starts at the level of the
+        # others: it gets no credit for the time in which it was away.
         self._used_s: dict[str, float] = {}
         self._level_s = 0.0  # what the owner that was served last had used when it began
 
@@ -148,9 +148,7 @@ class TimeShareQueue(Generic[T]):
         return set(self._items)
 
     def add(self, owner: str, item: T, before: Callable[[T], bool] = lambda _: False) -> None:
-        """Add an item of `owner`, behind its others or in front of the first one for which `before`
-        is true.
-        """
+        """Add an item of `owner`: before its first item for which `before` is true, or as its last."""
         if owner not in self._items:
             self._used_s[owner] = self._used(owner)
         items = self._items.setdefault(owner, deque())
@@ -186,7 +184,7 @@ class TimeShareQueue(Generic[T]):
         }
 
     def charge(self, owner: str, seconds: float) -> None:
-        """`owner` used so much."""
+        """`owner` used `seconds`."""
         self._used_s[owner] = self._used(owner) + seconds
 
     def is_due(self, owner: str, seconds: float) -> bool:

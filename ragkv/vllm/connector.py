@@ -29,7 +29,7 @@ from .shared_weights import served_model, shared_model
 
 log = logging.getLogger(__name__)
 
-# those of this process, by engine id
+# the caches of this process, by engine id
 _CACHES: "WeakValueDictionary[str, PagedCache]" = WeakValueDictionary()
 
 

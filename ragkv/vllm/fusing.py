@@ -74,7 +74,7 @@ class FusingQueue(Closing):
 
     def wait(self, seconds: float) -> None:
         """Return when a job has ended since the last call, after `seconds` at the latest. vLLM's
-        thread has no OpenMP pool meanwhile: an idle one makes those of the fusing threads slow.
+        thread has no OpenMP pool meanwhile: an idle pool slows the pools of the fusing threads.
         """
         openmp.release_threads()
         self._ended.wait(seconds)

@@ -69,7 +69,7 @@ class PromptScheduler:
         self._homes = Homes(engine, settings)
         self._queue = FusingQueue(self._homes, settings)
         self._secret = shared_secret()
-        self._requests: dict[str, _Seen] = {}  # those that have not ended, by their ids
+        self._requests: dict[str, _Seen] = {}  # requests that have not ended, by their ids
         # meanwhile the engine counts a request, so that missed chunks are encoded later
         self._busy = ExitStack()
         self._loads: list[PagedLoad] = []  # of the step that is being scheduled

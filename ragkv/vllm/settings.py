@@ -30,7 +30,7 @@ class ConnectorSettings:
     `fusion`.
     """
 
-    # if no prompt makes progress for so long, vLLM computes those that wait
+    # if no prompt makes progress for this time, vLLM computes the prompts that wait
     timeout_s: float = 30.0
     # prompts that are fused, or wait fused until vLLM admits them: bounds the memory of their KV
     prompts: int = 8

@@ -3,12 +3,13 @@ turns in progress.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 import pytest
 
 from ragkv import Engine
 from ragkv.chat import (
+    ChatAnswer,
     ChatDocument,
     ChatEngine,
     ChatInput,
@@ -16,7 +17,8 @@ from ragkv.chat import (
     PlainMessage,
     insert_documents,
 )
-from ragkv.types import Answer
+from ragkv.errors import DeadlineError
+from ragkv.types import Answer, Reuse, Timing, TokenEvent
 from tests.engine.helpers import text_engine
 from tests.reader import READER
 from tests.toy_tokenizers import CHATML
@@ -162,3 +164,54 @@ def test_documents_of_one_text_keep_their_own_sources_in_turn(chat: ChatEngine) 
         chat.catalogue.register([ChatDocument(text, {"source": name})])
         once = (PlainMessage("user", f"{text} Where is it?"),)
         assert sources(chat.build_prompt(ChatInput(once, ()), find_conversation=False)) == [name]
+
+
+class TestFollow:
+    def test_an_answer_comes_whole_and_its_turn_is_saved(self, chat: ChatEngine) -> None:
+        prompt = chat.build_prompt(ChatInput(TURNS, ()))
+        events = chat.engine.stream(
+            prompt.question, prompt.chunks, prompt.session, max_new_tokens=4, separator=""
+        )
+        *steps, last = chat.follow(prompt, events)
+        assert isinstance(last, ChatAnswer)
+        assert "".join(step.text for step in steps) == last.text == last.answer.text
+        said = PlainMessage("assistant", last.text)
+        assert earlier_turns(chat, *TURNS, said, PlainMessage("user", "And now?")) == 1
+
+    @pytest.mark.parametrize("ends", ["raises", "is left"])
+    def test_a_turn_without_an_answer_is_deleted_and_its_stream_closed(
+        self, chat: ChatEngine, ends: str
+    ) -> None:
+        prompt = chat.build_prompt(ChatInput(TURNS, ()))
+        closed = list[str]()
+
+        def events() -> Generator[object, None, None]:
+            try:
+                yield TokenEvent("a", 1)
+                if ends == "raises":
+                    raise DeadlineError("The time is over.")
+                yield TokenEvent("b", 2)
+            finally:
+                closed.append("closed")
+
+        steps = chat.follow(prompt, events())
+        assert next(steps).text == "a"
+        if ends == "raises":
+            with pytest.raises(DeadlineError):
+                next(steps)
+        steps.close()
+        assert closed == ["closed"]
+        assert prompt.session is not None and prompt.session.deleted
+
+    def test_text_that_was_held_back_and_is_no_call_comes_before_the_answer(
+        self, chat: ChatEngine
+    ) -> None:
+        prompt = chat.build_prompt(ChatInput(TURNS, ()), find_conversation=False)
+        answer = Answer('{"a": 1}', (1,), "stop", Timing(), Reuse())
+
+        def events() -> Generator[object, None, None]:
+            yield TokenEvent('{"a": 1}', 1)
+            yield answer
+
+        held, rest, last = chat.follow(prompt, events(), ["search"])
+        assert (held.text, rest.text, last.text) == ("", '{"a": 1}', '{"a": 1}')

@@ -44,13 +44,13 @@ from .upload_parsing import Parsed
 
 log = logging.getLogger(__name__)
 
-# An upload waits so long for the KV of its documents; what is left then is computed later.
+# How long an upload waits for the KV of its documents. The rest is computed later.
 AT_ONCE_S = 5.0
 # After a start the KV of at most `RESUMED` passages is made without a question: they wait in
 # memory.
 RESUMED = 4096
-# Of vectors that open collections keep in memory, those of all tenants together; one collection may
-# have more.
+# The most bytes of vectors in memory, of the open collections of all tenants together. A single
+# collection may have more.
 OPEN_BYTES = 512 * MIB
 
 CollectionPool = OpenPool[CollectionKey, Rag]
@@ -232,7 +232,8 @@ class Collections(Closing):
         """Delete the KV of those `texts` that were deleted from the collection `name` while their KV
         was computed. `since`: `deletions` before they were read; `None`: not known.
 
-        An answer ends with this, so it waits for no change under way: that one deletes them then.
+        An answer ends with this, so it waits for no change: a change under way deletes them at its
+        end.
         """
         if since == self.deletion_count:
             return

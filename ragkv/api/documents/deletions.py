@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 FILE = "deletions.sqlite"
 FOLLOWED = "deletions-followed.json"  # in the KV directory of each replica
 POLL_S = 2.0
-KEPT = 10_000  # So many notes are kept.
+KEPT = 10_000  # the most notes
 WAIT_S = 30.0  # that a change waits for another process that writes
 
 SCHEMA = """

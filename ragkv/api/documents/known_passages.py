@@ -21,7 +21,7 @@ from .collection_folders import CollectionFolders, CollectionKey
 
 log = logging.getLogger(__name__)
 
-BATCH = 500  # So many passages are read at once.
+BATCH = 500  # passages that are read at once
 PAUSE = 100  # The next look at all collections waits this many times what the last one took.
 
 
@@ -88,7 +88,7 @@ class KnownPassages:
         self.notes = (f"Not looked for in messages: {note}",) if unread else ()
 
     def _read(self, key: CollectionKey, known: _Known) -> None:
-        """Know the passages that a collection has now, and forget those that it had."""
+        """Know the passages that a collection has, and forget what it has no more."""
         with look_into(key.path) as index:
             numbers = [] if index is None else index.texts.numbers()
             gone = known.keys.keys() - set(numbers)
