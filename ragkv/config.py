@@ -126,8 +126,7 @@ class StoreConfig:
     memory_bytes: int = 1 * GIB  # capacity of the memory tier
     # capacity of the disk tier; on a server documents and KV of a tenant together
     disk_bytes: int = 20 * GIB
-    # eviction policy of memory and disk: et-lru, lookahead, lru, t-lru or t-lru-guarded; Redis and
-    # S3 evict by last use
+    # eviction policy of memory and disk (docs/research/policies.md); Redis and S3 evict by last use
     policy: str = "lookahead"
     # copy what queued requests will read from disk to memory before they start
     prefetch: bool = fixed(True)
@@ -175,7 +174,7 @@ class FusionConfig:
     ratio: float | None = None
     # recomputed at least, unless a request names its ratio, or the ratio is 0; 0: no floor
     floor_tokens: int = 8
-    selector: str = "attention"  # which tokens: a name in ragkv.registry.SELECTORS
+    selector: str = "attention"  # which tokens (docs/ask.md)
     stored_kv: str = Default("expected")  # of chunks: "expected", or "alone" as in the papers
     # layers read ahead of the one being fused; 0: none; None: as measured
     read_ahead_layers: int | None = fixed(None)

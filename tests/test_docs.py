@@ -117,11 +117,3 @@ def test_a_table_of_a_page_has_every_registered_name(
     page: str, heading: str, names: dict[str, str]
 ) -> None:
     assert sorted(first_column(page, heading)) == sorted(names)
-
-
-def test_the_setting_of_the_policy_names_every_policy() -> None:
-    settings = (ROOT / "docs" / "reference" / "settings.md").read_text("utf-8")
-    said = next(row for row in settings.split("\n") if row.startswith("| `store.policy` |"))
-    assert sorted(POLICIES) == re.findall(
-        r"(?:\w+-)?(?:lru|lookahead)(?:-\w+)?", said.split("|")[3]
-    )
