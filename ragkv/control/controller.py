@@ -2,8 +2,7 @@
 
 Without a profile, or with one that lacks a tier of the prompt, a request is served at r*, and its
 report says why. If fusing would still compute most rows of that prompt, all of them are computed.
-With a profile, a chunk is computed if loading it from shared storage would take
-longer, also if the caller gave the ratio.
+`profiled.py` decides with a profile.
 """
 
 from dataclasses import dataclass, replace
@@ -11,12 +10,10 @@ from dataclasses import dataclass, replace
 from ragkv.errors import RagKVError
 from ragkv.fusion import PassResult, Plan, Selector, SpanState, budget, with_floor
 
-from .decision import choose_all, choose_computed
-from .learning import learn
 from .method import Method, Methods
 from .present_profile import PresentProfile
+from .profiled import decided, learn
 from .reasons import Reason
-from .shape import Shape, loads_of
 
 # Without a profile, a prompt is computed whole if fusing computes so much of it: small passes
 # take longer for each row, and placing comes on top.
@@ -37,7 +34,13 @@ class Controller:
         The ratio is at least that of `method`. At a given ratio only chunks of shared storage are
         computed.
         """
-        plan = self._chosen(plan, method)
+        if (profile := self.present.profile) is None:
+            plan = self._counted(plan, method, self.present.refusal)
+        else:
+            try:
+                plan = decided(plan, method, self.present, profile)
+            except RagKVError as error:  # a tier was not measured
+                plan = self._counted(plan, method, str(error))
         count = len(plan.candidates)
         raised = plan.ratio
         if method.selector.uses_ratio:
@@ -51,37 +54,10 @@ class Controller:
             )
         return replace(plan, ratio=raised, notes=notes)
 
-    def _chosen(self, plan: Plan, method: Method) -> Plan:
-        """The plan with some spans computed, the ratio, and why."""
-        present = self.present
-        if present.profile is None:
-            return self._unprofiled(plan, method, present.refusal)
-        spans, loads = loads_of(plan)
-        shape = Shape.of(plan, method.selector, present.adapter.layer_count)
-        ratio = method.ratio
-        try:
-            profile, corrected = present.corrected(present.profile)
-            if method.controlled:
-                decision = choose_all(profile, shape, loads, ratio)
-            else:
-                speeds = present.store.speeds()
-                loads = [replace(one, fixed=one.fixed or one.tier not in speeds) for one in loads]
-                decision = choose_computed(profile, shape, loads, ratio)
-        except RagKVError as error:  # a tier was not measured
-            return self._unprofiled(plan, method, str(error))
-        computed = [spans[index] for index in decision.computed]
-        plan = plan.computing(computed, Reason.SLOWER if decision.pays else Reason.NO_GAIN)
-        reasons = (*decision.reasons, *(corrected if decision.reasons else ()))
-        return replace(
-            plan,
-            ratio=decision.ratio,
-            early=decision.early,
-            reasons=reasons,
-            expected_s=decision.ttft_s,
-        )
-
-    def _unprofiled(self, plan: Plan, method: Method, error: str) -> Plan:
-        """The decision by counting rows: r*, or all computed. A given ratio is taken."""
+    def _counted(self, plan: Plan, method: Method, error: str) -> Plan:
+        """The decision without a profile, by counting rows: r*, or all computed. A given ratio is
+        taken. `error` says why there is no profile.
+        """
         if not method.controlled:
             return replace(plan, ratio=method.ratio)
         fused = [span for span in plan.spans if span.state is SpanState.FUSED]
@@ -96,7 +72,7 @@ class Controller:
     def learn(self, plan: Plan, selector: Selector, passed: PassResult) -> None:
         """Compare what a pass took with the profile's estimate, if there is a profile."""
         if (profile := self.present.profile) is not None:
-            learn(self.present, profile, plan, selector, passed)
+            learn(plan, selector, passed, self.present, profile)
 
 
 def rows_share(plan: Plan, selector: Selector, ratio: float, layers: int) -> float:

@@ -1,0 +1,62 @@
+"""What a profile is for: the decision for a prompt, and what its pass tells of the profile."""
+
+from dataclasses import replace
+
+from ragkv.fusion import PassResult, Plan, Selector
+
+from .decision import choose_all, choose_computed
+from .estimators import load_s, ttft_s
+from .method import Method
+from .present_profile import COMPUTE, PresentProfile
+from .profile import Profile, TierSpeed
+from .reasons import Reason
+from .shape import Shape, loads_of
+
+
+def decided(plan: Plan, method: Method, present: PresentProfile, profile: Profile) -> Plan:
+    """The plan with some spans computed, and with its ratio, by the present speeds of `profile`, the
+    one in use. At a given ratio a chunk is computed only if loading it from shared storage would
+    take longer.
+
+    Raises `RagKVError` if a tier of the prompt was not measured.
+    """
+    spans, loads = loads_of(plan)
+    shape = Shape.of(plan, method.selector, present.adapter.layer_count)
+    profile, corrected = present.corrected(profile)
+    if method.controlled:
+        decision = choose_all(profile, shape, loads, method.ratio)
+    else:
+        speeds = present.store.speeds()
+        loads = [replace(one, fixed=one.fixed or one.tier not in speeds) for one in loads]
+        decision = choose_computed(profile, shape, loads, method.ratio)
+    computed = [spans[index] for index in decision.computed]
+    return replace(
+        plan.computing(computed, Reason.SLOWER if decision.pays else Reason.NO_GAIN),
+        ratio=decision.ratio,
+        early=decision.early,
+        reasons=(*decision.reasons, *(corrected if decision.reasons else ())),
+        expected_s=decision.ttft_s,
+    )
+
+
+def learn(
+    plan: Plan, selector: Selector, passed: PassResult, present: PresentProfile, profile: Profile
+) -> None:
+    """Note how a pass compares with the estimate of `profile`. The outcomes correct its speeds.
+    Steps of other requests do not count.
+    """
+    spans, loads = loads_of(plan)
+    tiers = {kind: speed.times(0.0) for kind, speed in profile.tiers.items()}
+    tiers |= {load.tier: TierSpeed(0.0, 0.0) for load in loads if load.tier not in tiers}
+    at_once = replace(profile, tiers=tiers, copy_bytes_per_s=None)
+    if passed.prompts == 1:  # else the time is that of all
+        shape = Shape.of(plan, selector, present.adapter.layer_count)
+        computing_s = ttft_s(at_once, shape, plan.ratio, loads)
+        present.compare(COMPUTE, passed.pass_s - passed.load_s - passed.others_s, computing_s)
+    leases = [span.lease for span in spans if span.lease and not span.lease.in_place]
+    kinds = {lease.kind.value for lease in leases}
+    if len(kinds) == 1 and (tier := kinds.pop()) in profile.tiers:
+        # the rest is computed
+        share = passed.bytes_by_tier.get(tier, 0) / sum(one.stored_bytes for one in leases)
+        loading_s = load_s(profile, [load for load in loads if load.tier == tier]) * profile.layers
+        present.compare(tier, passed.read_s, share * loading_s)
