@@ -8,7 +8,8 @@ the stored KV. `clear` deletes both.
 import hashlib
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from langchain_core.chat_history import BaseChatMessageHistory
@@ -38,17 +39,17 @@ class RagKVChatMessageHistory(BaseChatMessageHistory):
 
     @property
     def messages(self) -> list[BaseMessage]:  # type: ignore[override]
-        with _lock:
+        with self._held():
             return self._read()
 
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Append `messages`. They are durable when this returns, if the engine has a directory."""
-        with _lock:
+        with self._held():
             self._write([*self._read(), *messages])
 
     def clear(self) -> None:
         """Delete the messages and the session that was saved for them."""
-        with _lock:
+        with self._held():
             messages = self._read()
             self._write([])
         try:
@@ -57,6 +58,13 @@ class RagKVChatMessageHistory(BaseChatMessageHistory):
         except RagKVError:  # messages that the model refuses have no session
             return
         self._llm.shared.conversations.delete(head)
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Hold the lock of all histories, once the model is loaded: that may take minutes."""
+        _ = self._llm.shared
+        with _lock:
+            yield
 
     def _path(self) -> Path | None:
         directory = self._llm.shared.engine.config.store.directory

@@ -11,6 +11,7 @@ from langchain_core.runnables.history import RunnableWithMessageHistory
 from ragkv import EngineConfig, StoreConfig
 from ragkv.errors import InputError, SessionUnavailableError
 from ragkv.integrations.langchain import ChatRagKV, RagKVChatMessageHistory, close_engines
+from ragkv.integrations.langchain import history as histories
 from tests.faults import os_error, raising
 from tests.reader import READER
 
@@ -104,13 +105,13 @@ def test_an_answer_can_be_requested_again_and_a_conversation_can_branch(llm: Cha
 def test_a_cancelled_or_failed_answer_leaves_no_session(llm: ChatRagKV) -> None:
     messages = talk(llm, "Who?")
     more = [*messages, HumanMessage("And why?")]
-    before = {info.session_id for info in llm.shared.engine.conversations.list()}
+    before = {info.session_id for info in llm.shared.engine.sessions.list()}
     stream = llm.stream(more)
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     with pytest.raises(InputError):
         llm.invoke([*messages, HumanMessage("x" * 9_000)])
-    assert {info.session_id for info in llm.shared.engine.conversations.list()} == before
+    assert {info.session_id for info in llm.shared.engine.sessions.list()} == before
     assert turns(llm.invoke(more)) == 1
 
 
@@ -141,11 +142,7 @@ def test_beyond_the_limit_the_oldest_session_is_deleted(
     talks = [talk(llm, f"Question {n}?") for n in range(3)]
     assert (
         len(
-            [
-                one
-                for one in llm.shared.engine.conversations.list()
-                if one.session_id.startswith("chat-")
-            ]
+            [one for one in llm.shared.engine.sessions.list() if one.session_id.startswith("chat-")]
         )
         == 2
     )
@@ -227,3 +224,21 @@ class TestHistories:
         assert [one.read_text() for one in file.parent.glob("*.damaged")] == ["{ broken"]
         history.clear()
         assert not list(file.parent.iterdir())
+
+
+def test_a_history_whose_model_is_being_loaded_delays_no_other_history() -> None:
+    """The lock is of all histories."""
+
+    class Loaded(Exception):
+        pass
+
+    class Loading:
+        @property
+        def shared(self) -> object:
+            assert not histories._lock.locked()
+            raise Loaded
+
+    slow = RagKVChatMessageHistory("s", Loading())  # type: ignore[arg-type]
+    for use in (lambda: slow.messages, lambda: slow.add_messages([HumanMessage("?")]), slow.clear):
+        with pytest.raises(Loaded):
+            use()
