@@ -32,7 +32,7 @@ def open_redis(asked: TierRequest) -> RemoteTier:
     from .redis_connector import RedisConnector  # loads redis-py
 
     assert asked.config.redis is not None
-    return _opened(RedisConnector, asked.config.redis, asked.config)
+    return _opened(RedisConnector, RedisConnector.kind, asked.config.redis, asked.config)
 
 
 def open_s3(asked: TierRequest) -> RemoteTier:
@@ -40,7 +40,7 @@ def open_s3(asked: TierRequest) -> RemoteTier:
     from .s3_connector import S3Connector  # loads obstore
 
     assert asked.config.s3 is not None
-    return _opened(S3Connector, asked.config.s3, asked.config)
+    return _opened(S3Connector, S3Connector.kind, asked.config.s3, asked.config)
 
 
 def open_session_storage(
@@ -69,17 +69,20 @@ def secret_from_environment(config: RemoteConfig) -> str | None:
 
 
 def _opened(
-    connect: Callable[[Any, str], Connector], remote: RemoteConfig, config: StoreConfig
+    connect: Callable[[Any, str], Connector], kind: str, remote: RemoteConfig, config: StoreConfig
 ) -> RemoteTier:
     secret = secret_from_environment(remote)
     # A part of every name on the remote. Its digest does not reveal the salt. Another secret has
     # other names, and so has another version, which would take these values for damage.
     salt = f"{RECORD_VERSION}:{len(config.tenant)}:{config.tenant}{secret or ''}".encode()
     tenant = hashlib.blake2b(salt, digest_size=8).hexdigest()
-    connector = connect(remote, tenant)
     path = None
     if config.directory is not None and not config.read_only:
-        path = Path(config.directory) / f"deletions-{connector.kind.value}-{tenant}.json"
-    return RemoteTier(
-        connector, remote, digest_of(secret), PendingDeletions(path), config.write_buffer_bytes
-    )
+        path = Path(config.directory) / f"deletions-{kind}-{tenant}.json"
+    pending = PendingDeletions(path)  # it may raise, so before anything is open
+    connector = connect(remote, tenant)
+    try:
+        return RemoteTier(connector, remote, digest_of(secret), pending, config.write_buffer_bytes)
+    except BaseException:
+        connector.close()
+        raise

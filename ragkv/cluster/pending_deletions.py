@@ -28,17 +28,22 @@ class PendingDeletions:
         self._lock = threading.Lock()
 
     def add(self, *keys: EntryKey) -> None:
-        """Note `keys`, durably."""
+        """Note `keys`, durably. Raises `StoreError` if the disk does not take them; this process
+        knows them all the same.
+        """
         with self._lock:
             self.keys |= set(keys)
             self._write()
 
-    def discard(self, *keys: EntryKey) -> None:
+    def confirm(self, *keys: EntryKey) -> None:
         """The remote has confirmed the deletion of `keys`."""
         with self._lock:
             if not self.keys.isdisjoint(keys):
                 self.keys -= set(keys)
-                self._write()
+                try:
+                    self._write()
+                except StoreError as error:  # a restart deletes them once more
+                    log.warning("%s", error)
 
     def _write(self) -> None:
         if self._path is None:
@@ -49,11 +54,10 @@ class PendingDeletions:
                 self._path, json.dumps(sorted(key.to_text() for key in self.keys)).encode()
             )
         except OSError as error:
-            log.error(
-                "Pending deletions cannot be noted in %s: %s. A restart would forget them.",
-                self._path,
-                error,
-            )
+            raise StoreError(
+                f"Pending deletions cannot be noted in {self._path}: {error}. A restart would "
+                "forget them: delete again when the disk is well."
+            ) from error
 
 
 def _read(path: Path) -> frozenset[EntryKey]:

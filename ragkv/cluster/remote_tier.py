@@ -16,7 +16,7 @@ from dataclasses import asdict
 
 from ragkv.config import RemoteConfig
 from ragkv.errors import EntryDamagedError, RemoteError
-from ragkv.store.entry import EncodedEntry, EntryInfo, EntryKey, Identity
+from ragkv.store.entry import EntryInfo, EntryKey, Identity, StoredEntry
 from ragkv.store.record import Digest
 from ragkv.store.tiers.base import Tier
 from ragkv.store.tiers.lease import Lease
@@ -59,7 +59,7 @@ class RemoteTier(Tier):
         self._layer_group_bytes = config.group_bytes
         self._wake = threading.Event()
         self._wake.set()  # deletions may be pending
-        self.health = Health(self.kind.value, self._wake.set)
+        self.health = Health(self.kind, self._wake.set)
         self._counts = Counts()
         self.reader = RemoteReader(
             connector, config, self.health, digest, self._counts, read_cache_bytes
@@ -71,7 +71,7 @@ class RemoteTier(Tier):
         self._deleting_pending = threading.Lock()
         self._closing = threading.Event()
         self._maintainer = threading.Thread(
-            target=self._maintain, name=f"ragkv-{self.kind.value}-keeper", daemon=True
+            target=self._maintain, name=f"ragkv-{self.kind}-keeper", daemon=True
         )
         self._maintainer.start()
 
@@ -106,7 +106,7 @@ class RemoteTier(Tier):
             if head is not None:
                 head.info.check(identity, token_ids)
         except EntryDamagedError as error:
-            self.reader.drop(key, error, head)
+            self.reader.delete_damaged(key, error, head)
             head = None
         except RemoteError as error:
             log.debug("Entry %s was not looked up: %s", key, error)
@@ -132,7 +132,7 @@ class RemoteTier(Tier):
 
     # Writing
 
-    def put(self, entry: EncodedEntry) -> bool:
+    def put(self, entry: StoredEntry) -> bool:
         key = entry.info.key
         with self._lock:
             self._lookups.pop(key, None)
@@ -153,7 +153,7 @@ class RemoteTier(Tier):
 
     def delete(self, key: EntryKey) -> bool:
         """See `Tier.delete`. `False` where the remote does not answer; the deletion is then noted
-        and repeated.
+        and repeated. Raises `StoreError` if it cannot be noted.
         """
         with self._lock:
             self._deleting.add(key)
@@ -166,7 +166,7 @@ class RemoteTier(Tier):
                 "Entry %s could not be deleted from %s yet (%s); it is not served here, and "
                 "deletion is tried again.",
                 key,
-                self.kind.value,
+                self.kind,
                 error,
             )
             self._wake.set()
@@ -185,7 +185,7 @@ class RemoteTier(Tier):
         try:
             return self.health.call(lambda: self.connector.exists(key))
         except RemoteError as error:
-            log.debug("%s: %s", self.kind.value, error)
+            log.debug("%s: %s", self.kind, error)
             return False
 
     def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
@@ -202,7 +202,7 @@ class RemoteTier(Tier):
                         log.warning("%s", error)
                         yield key, None
         except RemoteError as error:
-            log.warning("%s failed while its entries were listed: %s", self.kind.value, error)
+            log.warning("%s failed while its entries were listed: %s", self.kind, error)
 
     def speed(self) -> float | None:
         """The recent speed of reads, bytes a second; `None` if it was not measured."""
@@ -240,10 +240,10 @@ class RemoteTier(Tier):
                     for key in self._pending.keys:
                         self._delete_pending(key)
             except RemoteError as error:
-                log.debug("%s: %s", self.kind.value, error)
+                log.debug("%s: %s", self.kind, error)
             except Exception:  # the thread must live on
                 log.exception(
-                    "Maintenance of %s failed; the next round comes all the same.", self.kind.value
+                    "Maintenance of %s failed; the next round comes all the same.", self.kind
                 )
 
     def _delete_pending(self, key: EntryKey) -> None:
@@ -251,4 +251,4 @@ class RemoteTier(Tier):
         with self._deleting_pending:  # or what is put in between would be deleted, too
             if key in self._pending.keys:
                 self.health.call(lambda: self.connector.delete(key))
-                self._pending.discard(key)
+                self._pending.confirm(key)

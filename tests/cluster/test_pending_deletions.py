@@ -1,13 +1,19 @@
 """Pending deletions: noted durably, and read again after a restart."""
 
 import errno
+import threading
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
+from ragkv.cluster import pending_deletions, redis_connector, s3_connector
 from ragkv.cluster.pending_deletions import PendingDeletions
+from ragkv.config import RedisConfig, S3Config, StoreConfig
 from ragkv.errors import StoreError
-from ragkv.store import EntryKey
+from ragkv.store import EntryKey, open_store
 from tests.faults import os_error, raising
 
 
@@ -16,7 +22,7 @@ def test_pending_deletions_survive_a_restart_until_they_are_confirmed(tmp_path: 
     noted = PendingDeletions(path)
     noted.add(EntryKey("a" * 64))
     noted.add(EntryKey("b" * 64))
-    noted.discard(EntryKey("a" * 64))
+    noted.confirm(EntryKey("a" * 64))
     assert PendingDeletions(path).keys == {EntryKey("b" * 64)}
 
 
@@ -36,3 +42,59 @@ def test_pending_deletions_that_cannot_be_read_now_are_not_replaced(
         with pytest.raises(StoreError, match="cannot be read"):
             PendingDeletions(path)
     assert PendingDeletions(path).keys == {EntryKey("b" * 64)}
+
+
+def test_a_deletion_that_neither_the_server_nor_the_disk_takes_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = RedisConfig(url="redis://localhost:1", timeout_s=0.5)
+    config = StoreConfig(memory_bytes=0, directory=str(tmp_path), redis=away)
+    key = EntryKey("a" * 64)
+    with open_store(config, "redis") as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(pending_deletions, "replace_file", raising(os_error(errno.EROFS)))
+            with pytest.raises(StoreError, match="cannot be noted"):
+                store.delete(key)
+        assert not store.contains(key)
+        assert store.delete(key) is False  # noted now
+    (path,) = tmp_path.glob("deletions-redis-*.json")
+    assert PendingDeletions(path).keys == {key}
+
+
+@pytest.mark.parametrize("fails", ["pending deletions", "thread"])
+@pytest.mark.parametrize(
+    ("config", "module", "name"),
+    [
+        (StoreConfig(redis=RedisConfig(url="redis://localhost:1")), redis_connector, "Redis"),
+        (StoreConfig(s3=S3Config(bucket="b", endpoint="http://localhost:1")), s3_connector, "S3"),
+    ],
+)
+def test_a_remote_that_cannot_be_opened_leaves_no_connector_open(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    config: StoreConfig,
+    module: ModuleType,
+    name: str,
+    fails: str,
+) -> None:
+    connector = getattr(module, f"{name}Connector")
+    open_connectors = list[object]()
+
+    class Counted(connector):  # type: ignore[misc]
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            open_connectors.append(self)
+
+        def close(self) -> None:
+            super().close()
+            open_connectors.remove(self)
+
+    monkeypatch.setattr(module, f"{name}Connector", Counted)
+    if fails == "thread":
+        monkeypatch.setattr(threading.Thread, "start", raising(RuntimeError("no thread")))
+    else:
+        monkeypatch.setattr(Path, "read_text", raising(os_error(errno.EMFILE)))
+    directory = str(tmp_path) if fails == "pending deletions" else None
+    with pytest.raises((StoreError, RuntimeError)):
+        open_store(replace(config, memory_bytes=0, directory=directory), name.lower())
+    assert not open_connectors
