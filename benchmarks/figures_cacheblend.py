@@ -107,7 +107,7 @@ def placement(bench: Bench) -> Iterator[Row]:
     profile = None
     for info in [one for one in store.contents.infos() if list(one.token_ids) in chunks]:
         with store.lease(info.identity, info.token_ids) as lease:
-            encoded.append(lease.read_encoded())
+            encoded.append(lease.read_entry())
     size = sum(entry.size_bytes for entry in encoded)
     cells = [
         *product((1e12, 8e6), ("controller", "LRU", "memory", "disk")),
@@ -145,8 +145,7 @@ def placement(bench: Bench) -> Iterator[Row]:
                 engine.flush()
             tiers = engine.stats().store.tiers
             held = {
-                tier.kind.value: size if tier.used_bytes is None else tier.used_bytes
-                for tier in tiers
+                tier.kind: size if tier.used_bytes is None else tier.used_bytes for tier in tiers
             }
         prices = asdict(engine.config.controller.prices) | {"redis_usd_per_gb_month": REDIS_USD}
         usd = sum(prices[f"{kind}_usd_per_gb_month"] * used / 1e6 for kind, used in held.items())
@@ -162,7 +161,7 @@ def placement(bench: Bench) -> Iterator[Row]:
 
 def _with_disk_of(speed: float, tier: Tier) -> Any:
     """`tier`, throttled to `speed` bytes a second if it is the disk."""
-    return ThrottledTier(tier, speed) if tier.kind.value == "disk" else tier
+    return ThrottledTier(tier, speed) if tier.kind == "disk" else tier
 
 
 def together(bench: Bench) -> Iterator[Row]:

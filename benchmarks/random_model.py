@@ -13,8 +13,8 @@ from ragkv import Engine
 from ragkv.errors import ConfigError
 from ragkv.store import Entry, EntryInfo
 from ragkv.store.codecs import Codec
-from ragkv.store.encoding import encoded
-from ragkv.store.entry import EncodedEntry
+from ragkv.store.entry import StoredEntry
+from ragkv.store.stored_form import stored_form
 
 _COLUMNS = (
     "hidden_size",
@@ -117,7 +117,7 @@ def put_random_entry(
     shape = (layers, 2, heads, len(token_ids), size)
     make = _alike if alike else _encoded
     codec, stored = make(shape, adapter.dtype, adapter.device, info)
-    if not engine.parts.store.durable.put(EncodedEntry(info, codec, stored)):
+    if not engine.parts.store.durable.put(StoredEntry(info, codec, stored)):
         raise SystemExit(f"An entry of {info.tokens} tokens was not kept by {engine.config.store}.")
 
 
@@ -125,7 +125,7 @@ def _encoded(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, info: EntryInfo
 ) -> tuple[Codec, torch.Tensor]:
     """The stored layers of random KV, and their codec."""
-    stored = encoded(Entry(info, torch.randn(shape, device=device).to(dtype)))
+    stored = stored_form(Entry(info, torch.randn(shape, device=device).to(dtype)))
     return stored.codec, stored.layers
 
 

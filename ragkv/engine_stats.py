@@ -28,9 +28,7 @@ class EngineStats:
         """The health of everything that replicas share: remote tiers by their kind, and
         "conversations".
         """
-        tiers = {
-            tier.kind.value: tier.remote for tier in self.store.tiers if tier.remote is not None
-        }
+        tiers = {tier.kind: tier.remote for tier in self.store.tiers if tier.remote is not None}
         return tiers if self.sessions is None else {**tiers, "conversations": self.sessions}
 
     @property
@@ -52,5 +50,5 @@ class EngineStats:
             dtype_why=model.dtype_choice.why,
             store=parts.store.stats(),
             queue=parts.scheduler.stats(),
-            sessions=parts.conversations.server_stats(),
+            sessions=parts.sessions.storage.stats(),
         )

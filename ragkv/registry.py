@@ -57,7 +57,7 @@ class TierRow(NamedTuple):
     opener: str  # "module:function", which is given a `TierRequest`
 
 
-# By the value of `TierKind`, fastest first: promotions go up, writes go down.
+# By the kind of tier, fastest first: promotions go up, writes go down.
 TIERS = {
     "memory": TierRow("memory_bytes", "ragkv.store.opening:open_memory"),
     "disk": TierRow("directory", "ragkv.store.opening:open_disk"),

@@ -5,8 +5,8 @@ conversation does.
 from dataclasses import replace
 
 from ragkv.store import MemoryTier, TurnSize
-from ragkv.store.encoding import encoded
 from ragkv.store.policies import Policy, PolicySettings, make_policy
+from ragkv.store.stored_form import stored_form
 from tests.store.entries import IDENTITY, ids_of, make_entry
 
 from .replay import Replay, ReplaySetting, Report, report_of
@@ -47,7 +47,7 @@ class LiveTier:
                 key = IDENTITY.key(ids)
                 group = turn.group
                 info = replace(self._block.info, key=key, token_ids=ids, group=group, index=index)
-                self.tier.put(encoded(replace(self._block, info=info)))
+                self.tier.put(stored_form(replace(self._block, info=info)))
         held = found.index(False) if False in found else len(found)
         return turn.prompt - min(held, turn.shared)
 

@@ -163,7 +163,7 @@ class _EngineCollector(Collector):
         sources: dict[str, list[tuple[list[str], Any]]] = {"tier": [], "remote": []}
         for one in tenants:
             remotes = one.engine.remotes.items()
-            sources["tier"] += [([one.name, t.kind.value], t) for t in one.engine.store.tiers]
+            sources["tier"] += [([one.name, t.kind], t) for t in one.engine.store.tiers]
             sources["remote"] += [([one.name, name], remote) for name, remote in remotes]
         of_tenants: list[tuple[list[str], Any]] = [([one.name], one) for one in tenants]
         for make, table in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 
 from ragkv.store.entry import EntryKey
 from ragkv.store.record import Bytes
-from ragkv.store.tiers.stats import TierKind
 
 # A lookup reads so much of a value: one read gets the whole head of most entries.
 HEAD_BYTES = 32768
@@ -22,7 +21,7 @@ HEAD_BYTES = 32768
 class Connector(ABC):
     """Shared storage, seen under one tenant's prefix."""
 
-    kind: TierKind
+    kind: str  # of its tier
 
     @abstractmethod
     def find(self, keys: Sequence[EntryKey]) -> list[Bytes | None]:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ragkv.errors import EntryDamagedError
-from ragkv.store.entry import EncodedEntry, EntryInfo, EntryKey
+from ragkv.store.entry import EntryInfo, EntryKey, StoredEntry
 from ragkv.store.record import CHECKSUM_CHARS, Bytes, Digest, RecordHead, checksum, record_of
 from ragkv.store.record import parse_head as parse_record_head
 
@@ -81,7 +81,7 @@ class RemoteHead:
             self.record.check_layer(layer, memoryview(payload)[number * size : (number + 1) * size])
 
 
-def pack(entry: EncodedEntry, group_bytes: int, digest: Digest) -> list[bytes]:
+def pack(entry: StoredEntry, group_bytes: int, digest: Digest) -> list[bytes]:
     """The values of `entry`, one a layer group: a group has the fewest layers that make
     `group_bytes`.
     """

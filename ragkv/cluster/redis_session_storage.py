@@ -23,17 +23,17 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ragkv.config import RedisConfig
-from ragkv.conversations.manifest import (
+from ragkv.errors import InputError, RemoteError, SessionConflictError, SessionUnavailableError
+from ragkv.prompt.history import SessionState
+from ragkv.sessions.manifest import (
     NOT_A_MANIFEST,
     ManifestVersionError,
     Summary,
-    decode,
-    encode,
+    manifest_of,
+    state_of,
 )
-from ragkv.conversations.session import Session
-from ragkv.conversations.storage import SessionStorage, StoredState
-from ragkv.errors import InputError, RemoteError, SessionConflictError, SessionUnavailableError
-from ragkv.prompt.history import SessionState
+from ragkv.sessions.session import Session
+from ragkv.sessions.storage import SessionStorage, StoredState
 from ragkv.store import EntryKey, Identity, RemoteStats
 
 from .health import Health
@@ -132,7 +132,7 @@ class RedisSessionStorage(SessionStorage):
             return None
         version = found[0].decode()
         try:
-            state = decode(session_id, found[1], self._base, self._secret)
+            state = state_of(session_id, found[1], self._base, self._secret)
             # without a secret anyone who can write to the server can forge them
             ids = state.history.token_ids
             if ids and not 0 <= min(ids) <= max(ids) < self._vocabulary:
@@ -163,7 +163,7 @@ class RedisSessionStorage(SessionStorage):
         known = session.version
         summary = Summary.of(session_id, state, self._base)
         version = secrets.token_hex(8)
-        data = encode(summary, state, self._base, self._secret)
+        data = manifest_of(summary, state, self._base, self._secret)
         if len(data) > MANIFEST_BYTES:  # `load` would call it damaged
             raise InputError(
                 f"Conversation {session_id!r} would be {len(data)} bytes, and {MANIFEST_BYTES} are "

@@ -53,7 +53,7 @@ class RemoteReader:
         self.connector = connector
         self.health = health
         self._digest = digest
-        self._name = connector.kind.value
+        self._name = connector.kind
         self._timeout_s = config.timeout_s
         self._counts = counts
         self._cache_free_bytes = read_cache_bytes
@@ -110,7 +110,9 @@ class RemoteReader:
 
         return entry_values.parse_head(key, start, first, self._digest)
 
-    def drop(self, key: EntryKey, why: EntryDamagedError, head: RemoteHead | None) -> None:
+    def delete_damaged(
+        self, key: EntryKey, why: EntryDamagedError, head: RemoteHead | None
+    ) -> None:
         """Delete an entry that is bad or lacks a part, unless it was written anew since `head` was
         read.
 
@@ -167,7 +169,7 @@ class RemoteReader:
                 raise EntryUnreachableError(key, gone)
             head.check(layer_group, data)
         except EntryDamagedError as error:
-            self.drop(key, error, head)
+            self.delete_damaged(key, error, head)
             raise
         return data
 

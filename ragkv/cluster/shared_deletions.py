@@ -33,15 +33,16 @@ class SharedDeletions(Closing):
         self,
         storage: "RedisSessionStorage",
         folder: Path | None,
-        drop: Callable[[Iterable[EntryKey]], None],
+        delete_unused: Callable[[Iterable[EntryKey]], None],
         tidy: Callable[[], None],
     ) -> None:
         """In `folder` what was not told yet outlives the process; with `None` it does not.
 
-        `drop` deletes what is in no conversation; `tidy` looks for more of it, which takes longer.
+        `delete_unused` deletes those of some blocks that are in no session; `tidy` looks for all
+        such blocks, which takes longer.
         """
         self._storage = storage
-        self._drop = drop
+        self._delete_unused = delete_unused
         self._tidy = tidy
         self._untold = PendingDeletions(None if folder is None else folder / UNTOLD)
         # when the stored blocks are compared with the conversations again, monotonic
@@ -54,7 +55,7 @@ class SharedDeletions(Closing):
     @contextmanager
     def telling(self, keys: Sequence[EntryKey]) -> Iterator[None]:
         """The block deletes the entries of `keys`. Noted first: a kill, or an outage, only delays
-        what is told.
+        what is told. Raises `StoreError`, and nothing is deleted, if that cannot be noted.
         """
         if keys:
             self._untold.add(*keys)
@@ -72,24 +73,24 @@ class SharedDeletions(Closing):
         """Tell the other replicas of deleted entries. Raises `SessionUnavailableError`."""
         if keys:
             self._storage.announce(keys)
-            self._untold.discard(*keys)
+            self._untold.confirm(*keys)
 
-    def _drop_deleted(self) -> None:
+    def _follow_deletions(self) -> None:
         """Delete the blocks and chunks that others deleted since the last time."""
         while not self._closing.is_set():
             position, keys = self._storage.deleted(self._position)
             if position == self._position:
                 return
             self._position = position
-            self._drop(keys)
+            self._delete_unused(keys)
 
     def _follow(self) -> None:
         while not self._closing.wait(POLL_S):
             try:
                 self._storage.probe()
                 self._tell(sorted(self._untold.keys))
-                self._drop_deleted()
-                self._drop(())  # what could not be dropped while the server was away
+                self._follow_deletions()
+                self._delete_unused(())  # what could not be deleted while the server was away
                 if time.monotonic() >= self._tidy_at:
                     self._tidy()
                     self._tidy_at = time.monotonic() + TIDY_S

@@ -54,7 +54,7 @@ def learn(
         computing_s = ttft_s(at_once, shape, plan.ratio, loads)
         present.compare(COMPUTE, passed.pass_s - passed.load_s - passed.others_s, computing_s)
     leases = [span.lease for span in spans if span.lease and not span.lease.in_place]
-    kinds = {lease.kind.value for lease in leases}
+    kinds = {lease.kind for lease in leases}
     if len(kinds) == 1 and (tier := kinds.pop()) in profile.tiers:
         # the rest is computed
         share = passed.bytes_by_tier.get(tier, 0) / sum(one.stored_bytes for one in leases)

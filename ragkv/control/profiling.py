@@ -37,7 +37,7 @@ from ragkv.store import (
     Tier,
     TierKind,
 )
-from ragkv.store.encoding import encoded
+from ragkv.store.stored_form import stored_form
 from ragkv.store.tiers.base import UNLIMITED_BYTES
 
 from .fits import fit_length, fit_recompute, fit_tier
@@ -94,7 +94,7 @@ class Measuring:
         tiers = present.store.tiers
         # memory is the same in every store, and reads of remote tiers are timed while they are used
         self._below = [
-            tier for tier in tiers if not tier.is_remote and tier.kind is not TierKind.MEMORY
+            tier for tier in tiers if not tier.is_remote and tier.kind != TierKind.MEMORY
         ]
         of_tiers = (1 + len(self._below)) * len(SLICE_TOKENS)
         self._total = self._rounds * len(self._lengths) * (len(RATIOS) + 1) + of_tiers + 1
@@ -104,14 +104,14 @@ class Measuring:
         adapter = self._adapter
         start_s = self._start_s()
         prefill, recompute, placing_s = self._passes(start_s)
-        tiers = {TierKind.MEMORY.value: self._tier(MemoryTier(UNLIMITED_BYTES, LRU()))}
+        tiers = {TierKind.MEMORY: self._tier(MemoryTier(UNLIMITED_BYTES, LRU()))}
         directory = self._present.directory
         if directory is not None:
             make_private_folder(Path(directory))
         for tier in self._below:
             with tempfile.TemporaryDirectory(prefix="profile-", dir=directory) as folder:
                 if (scratch := tier.scratch(Path(folder))) is not None:
-                    tiers[tier.kind.value] = self._tier(scratch, Path(folder))
+                    tiers[tier.kind] = self._tier(scratch, Path(folder))
         self._step(self._total - self._done)
         return Profile(
             subject=self._present.subject,
@@ -234,7 +234,7 @@ class Measuring:
         layers = self._adapter.layer_count
         groups = [self._entries(tokens, TIER_ENTRIES) for tokens in SLICE_TOKENS]
         for entry in itertools.chain(*groups):
-            tier.put(encoded(entry))
+            tier.put(stored_form(entry))
         rounds: dict[int, list[float]] = {tokens: [] for tokens in SLICE_TOKENS}  # seconds a slice
         slices: dict[int, float] = {}  # bytes of one, as stored
         in_place = False
@@ -342,9 +342,7 @@ def _copy_bytes_per_s(device: torch.device) -> float:
 def _lease(tier: Tier, entry: Entry) -> Lease:
     lease = tier.lease(entry.info.identity, entry.info.token_ids)
     if lease is None:
-        raise StoreError(
-            f"A measured entry is not in the {tier.kind.value} tier. Is its device full?"
-        )
+        raise StoreError(f"A measured entry is not in the {tier.kind} tier. Is its device full?")
     return lease
 
 

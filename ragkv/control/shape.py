@@ -84,5 +84,5 @@ def loads_of(plan: Plan) -> tuple[list[Span], list[Load]]:
             is_fused = span.state is SpanState.FUSED
             is_fixed = span.kind is not SpanKind.CHUNK
             spans.append(span)
-            loads.append(Load(span.lease.kind.value, len(span), is_fused, is_fixed))
+            loads.append(Load(span.lease.kind, len(span), is_fused, is_fixed))
     return spans, loads

@@ -174,7 +174,7 @@ class LayerReader(Closing):
         counts: dict[str, int] = {}
         in_place = {id(lease): lease for lease in self._leases if lease.in_place}
         for lease in (*in_place.values(), *(one for one in self._leases if not one.in_place)):
-            counts[lease.kind.value] = counts.get(lease.kind.value, 0) + lease.stored_bytes
+            counts[lease.kind] = counts.get(lease.kind, 0) + lease.stored_bytes
         return counts
 
     @property

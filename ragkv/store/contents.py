@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ragkv.errors import StoreError
+from ragkv.errors import RagKVError
 
 from .copying import TierCopies
 from .entry import EntryInfo, EntryKey, Identity
@@ -80,7 +80,7 @@ def deleted_everywhere(places: Iterable[T], delete: Callable[[T], bool]) -> int:
     for place in places:
         try:
             count += delete(place)
-        except StoreError as error:
+        except RagKVError as error:
             errors.append(error)
     if errors:
         raise errors[0]

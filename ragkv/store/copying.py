@@ -14,8 +14,9 @@ from typing import ParamSpec, TypeVar
 
 from ragkv.errors import StoreReadOnlyError
 
-from .entry import EncodedEntry, EntryInfo, EntryKey, Identity
+from .entry import Entry, EntryInfo, EntryKey, Identity, StoredEntry
 from .job_queue import Job, JobQueue
+from .stored_form import stored_form
 from .tiers import Lease, Tier, TierKind
 
 log = logging.getLogger(__name__)
@@ -38,11 +39,20 @@ class TierCopies:
     def __init__(self, tiers: Sequence[Tier], capacity_bytes: int) -> None:
         """The entries that wait for a tier have at most `capacity_bytes`."""
         self.tiers = tuple(tiers)
+        # the first tier, if it is memory, and all others
+        self.memory = next((tier for tier in tiers[:1] if tier.kind == TierKind.MEMORY), None)
+        self.below = self.tiers if self.memory is None else self.tiers[1:]
+        # those that new entries and copies go to, besides memory
+        self.written = tuple(tier for tier in self.below if not tier.read_only)
         # The slowest tier first: a copy up from there submits writes to the faster tiers.
-        self._threads = {  # by kind, so that a fake around a tier has the thread of that tier
-            tier.kind: JobQueue[EncodedEntry](capacity_bytes, f"ragkv-to-{tier.kind.value}")
+        self._threads = {
+            tier.kind: JobQueue[StoredEntry](capacity_bytes, f"ragkv-to-{tier.kind}")
             for tier in reversed(tiers)
         }
+        if len(self._threads) < len(tiers):
+            raise ValueError(
+                f"A store has one tier of a kind, not {', '.join(tier.kind for tier in tiers)}."
+            )
         self.placement: Placement = lambda *_: True
         self.dropped = 0  # entries not written: the queue was full, or the write failed
         self._deleted: OrderedDict[EntryKey, int] = OrderedDict()  # when, in deletions
@@ -54,7 +64,11 @@ class TierCopies:
 
     # Down
 
-    def write(self, tier: Tier, entry: EncodedEntry, wait_s: float = 0.0) -> bool:
+    def stored_form(self, entry: Entry | StoredEntry) -> StoredEntry:
+        """The entry as all tiers hold it; a `StoredEntry` stays as it is."""
+        return stored_form(entry, self.memory is not None and self.memory.page_locked)
+
+    def write(self, tier: Tier, entry: StoredEntry, wait_s: float = 0.0) -> bool:
         """Write `entry` to `tier` in the background, unless it is there; `False` if it cannot. A
         failure is counted.
         """
@@ -72,7 +86,7 @@ class TierCopies:
         self._count_drop()
         return False
 
-    def waiting(self, key: EntryKey) -> EncodedEntry | None:
+    def waiting(self, key: EntryKey) -> StoredEntry | None:
         """The entry of `key` that waits to be written, or `None`."""
         found = (thread.entry(key) for thread in self._threads.values())
         return next((entry for entry in found if entry is not None), None)
@@ -100,12 +114,12 @@ class TierCopies:
             try:
                 if not above[0].is_remote and above[0].contains(key):
                     return
-                entry = lease.read_encoded()
+                entry = lease.read_entry()
             finally:
                 lease.close()
             self._store(entry, above, since)
 
-        job: Job[EncodedEntry] = Job(copy, key, lease.stored_bytes, cancel=lease.close)
+        job: Job[StoredEntry] = Job(copy, key, lease.stored_bytes, cancel=lease.close)
         fits = above and self._can_hold(above[0], lease.stored_bytes)
         if not fits or not self._threads[self.tiers[depth].kind].submit(job):
             lease.close()
@@ -121,7 +135,7 @@ class TierCopies:
 
     def read(
         self, identity: Identity, token_ids: Sequence[int], depth: int = 0
-    ) -> tuple[EncodedEntry | None, int]:
+    ) -> tuple[StoredEntry | None, int]:
         """An entry that waits to be written, or that of the fastest tier from number `depth` on;
         `None` if there is none. Then the number of that tier.
         """
@@ -133,27 +147,24 @@ class TierCopies:
                 continue
             with lease:
                 lease.prefetch()
-                entry = lease.read_encoded()
+                entry = lease.read_entry()
         return entry, depth
 
-    def put_in_memory(self, entry: EncodedEntry, *, needed: bool) -> None:
+    def put_in_memory(self, entry: StoredEntry, *, needed: bool) -> None:
         """Put a new entry in memory if it belongs there, or if it is `needed` because no other tier
         takes it. A block of a conversation counts as used: its next turn reads it.
         """
-        if not self.tiers:
-            return
-        fastest = self.tiers[0]
         used = bool(entry.info.group)
-        if fastest.kind is TierKind.MEMORY and (
+        if self.memory is not None and (
             needed or self.in_memory(entry.info, entry.size_bytes, used=used)
         ):
-            or_none("store an entry", fastest.put, entry)
+            or_none("store an entry", self.memory.put, entry)
 
     def in_memory(self, info: EntryInfo, size_bytes: int, *, used: bool) -> bool:
         """Whether the placement wants an entry in memory; `False` if memory is no tier."""
-        if self.tiers[0].kind is not TierKind.MEMORY:
+        if self.memory is None:
             return False
-        memory = self.tiers[0].stats()
+        memory = self.memory.stats()
         room = (
             memory.capacity_bytes is None
             or (memory.used_bytes or 0) + size_bytes <= memory.capacity_bytes
@@ -178,7 +189,9 @@ class TierCopies:
                 self._remember_deleted(key)
 
     def is_deleted(self, key: EntryKey, since: int) -> bool:
-        """Whether `key` is being deleted, or was deleted `since`, or that is not known any more."""
+        """Whether `key` is being deleted, or was deleted after `since`. Also true of a `since` so
+        long ago that the deletions after it are not all remembered.
+        """
         with self._lock:
             is_now = bool(self._being_deleted[key] or self._being_deleted[None])
             return is_now or since < max(self._forgotten, self._deleted.get(key, 0))
@@ -193,9 +206,9 @@ class TierCopies:
         if len(self._deleted) > REMEMBERED:
             _, self._forgotten = self._deleted.popitem(last=False)
 
-    def discard(self, key: EntryKey) -> bool:
-        """Drop every job of `key`, and wait for the running ones; whether there were any."""
-        found = [thread.discard(key) for thread in self._threads.values()]
+    def cancel(self, key: EntryKey) -> bool:
+        """Cancel every job of `key`, and wait for the running ones; whether there were any."""
+        found = [thread.cancel(key) for thread in self._threads.values()]
         return any(found)
 
     def flush(self) -> None:
@@ -213,7 +226,7 @@ class TierCopies:
         return [
             tier
             for tier in self.tiers[:depth]
-            if (in_memory if tier.kind is TierKind.MEMORY else not tier.read_only)
+            if (in_memory if tier is self.memory else tier in self.written)
         ]
 
     @staticmethod
@@ -221,13 +234,13 @@ class TierCopies:
         capacity = None if tier.is_remote else tier.stats().capacity_bytes
         return capacity is None or size_bytes <= capacity
 
-    def _store(self, entry: EncodedEntry, tiers: Sequence[Tier], since: int) -> None:
+    def _store(self, entry: StoredEntry, tiers: Sequence[Tier], since: int) -> None:
         """Put a copy in `tiers`, unless it was deleted `since`: in memory now, in others soon."""
         with self._lock:
             if self.is_deleted(entry.info.key, since):
                 return
             for tier in tiers:
-                if tier.kind is TierKind.MEMORY:
+                if tier is self.memory:
                     tier.put(entry)
                 else:
                     self.write(tier, entry)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from math import inf
 
 from .copying import TierCopies, or_none
-from .encoding import encoded
 from .entry import Entry, EntryKey, Identity
 from .tiers import Tier
 
@@ -22,15 +21,15 @@ class DurableTiers:
 
     tiers: tuple[Tier, ...]
     copies: TierCopies  # of the whole store
-    page_locked: bool = False  # see `Store`
 
     def put(self, entry: Entry) -> bool:
         """Store `entry` in every tier that answers, and in memory if it belongs there; whether one
         of these tiers has it.
 
-        Raises `StoreReadOnlyError` if a tier is read-only.
+        Raises `StoreReadOnlyError` if a tier is read-only, where `Store.put` leaves it out: who
+        wants an entry durable must learn that it is not.
         """
-        to_store = encoded(entry, self.page_locked)
+        to_store = self.copies.stored_form(entry)
         stored = [or_none("store an entry", tier.put, to_store) for tier in self.tiers]
         self.copies.put_in_memory(to_store, needed=not any(stored))
         return any(stored)
@@ -50,7 +49,7 @@ class DurableTiers:
         if entry is None:
             return False
         for tier in lacking:
-            if not tier.read_only:
+            if tier in self.copies.written:
                 or_none("store an entry", tier.put, entry)
         self.copies.put_in_memory(entry, needed=False)
         if self.copies.is_deleted(key, since):  # it may have been put after that

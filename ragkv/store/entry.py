@@ -6,10 +6,7 @@ identity and its token ids. The stored record repeats both, so a hit does not re
 (CacheBlend section 5.1, "KV cache store"). The paper hashes only the text, which would serve one
 model's KV to another.
 
-Tiers hold an entry in encoded form. The identity names its codec. If this codec cannot represent
-the values (NaN, infinities), the entry is stored raw. Then it takes more bytes, and is read back
-unchanged. An entry is encoded once and copied between tiers in encoded form, so it is rounded only
-once.
+Tiers hold a `StoredEntry`, whose layers have the form of the identity's codec (`stored_form.py`).
 """
 
 import functools
@@ -127,7 +124,7 @@ class EntryInfo:
     key: EntryKey
     identity: Identity
     token_ids: tuple[int, ...]
-    # digest of the RoPE frequencies used when it was encoded (they may depend on the length)
+    # digest of the RoPE frequencies it was computed with (they may depend on the length)
     frequencies: str
     layers: int  # L
     kv_heads: int  # G
@@ -211,8 +208,8 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class EncodedEntry:
-    """An entry as tiers hold it: in host memory, its layers encoded by a codec. Immutable."""
+class StoredEntry:
+    """An entry as tiers hold it: in host memory, its layers in a codec's form. Immutable."""
 
     info: EntryInfo
     codec: Codec  # of `layers`: the identity's, or `raw`
@@ -221,7 +218,7 @@ class EncodedEntry:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of keys and values in encoded form."""
+        """Bytes of keys and values in this form."""
         return self.layers.nbytes
 
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:

@@ -68,8 +68,8 @@ class JobQueue(Generic[E]):
         """Queue `job`; `False`, without calling anything, if its bytes do not fit, the thread is
         closing or it cannot begin.
 
-        With `wait_s`, wait so long for room first. Then a job that exceeds the whole queue is taken
-        when it is empty.
+        `wait_s` is how long this waits for room. A caller that waits can also submit a job that is
+        larger than the whole queue: the job is taken when the queue is empty.
         """
 
         def fits() -> bool:
@@ -105,8 +105,8 @@ class JobQueue(Generic[E]):
             job = self._entries.get(key)
             return None if job is None else job.entry
 
-    def discard(self, key: EntryKey) -> bool:
-        """Drop the waiting jobs of `key` and wait until a running one is done; whether there was
+    def cancel(self, key: EntryKey) -> bool:
+        """Cancel the waiting jobs of `key` and wait until a running one is done; whether there was
         any.
 
         Does nothing when called by the background thread itself: jobs for `key` that wait then were

@@ -5,7 +5,7 @@ the disk, and policies get a latency threshold.
 from dataclasses import dataclass
 
 from .copying import Placement, TierCopies
-from .tiers import Tier, TierKind
+from .tiers import Tier
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,12 +20,13 @@ class StoreLimits:
         up to memory. Those in memory that do not belong there leave it, as far as a disk has them.
         """
         self.copies.placement = placement
-        local = [tier for tier in self.tiers if not tier.is_remote]
-        for memory in (tier for tier in local if tier.kind is TierKind.MEMORY):
-            for info in memory.infos():
-                is_below = any(tier.contains(info.key) for tier in local if tier is not memory)
-                if is_below and not self.copies.in_memory(info, 0, used=True):
-                    memory.delete(info.key)
+        if (memory := self.copies.memory) is None:
+            return
+        local = [tier for tier in self.copies.below if not tier.is_remote]
+        for info in memory.infos():
+            is_below = any(tier.contains(info.key) for tier in local)
+            if is_below and not self.copies.in_memory(info, 0, used=True):
+                memory.delete(info.key)
 
     def retarget(self, xi_blocks: int) -> None:
         """Tell the policies of all tiers their latency threshold, in blocks."""

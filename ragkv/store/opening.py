@@ -13,7 +13,7 @@ from ragkv.registry import TIERS
 
 from .policies import Policy, PolicySettings, make_policy
 from .store import Store
-from .tiers import DiskTier, MemoryTier, ReadOnlyDiskTier, Tier, TierKind
+from .tiers import DiskTier, MemoryTier, ReadOnlyDiskTier, Tier
 
 
 class TierRequest(NamedTuple):
@@ -21,46 +21,46 @@ class TierRequest(NamedTuple):
 
     config: StoreConfig
     policy: Policy  # of this tier alone; who evicts by itself ignores it
-    page_locked: bool  # entries in memory are page-locked where CUDA is there
+    page_locked: bool  # for memory: CUDA copies entries from there
 
 
-def kinds_of(config: StoreConfig) -> tuple[TierKind, ...]:
+def kinds_of(config: StoreConfig) -> tuple[str, ...]:
     """The tiers that `config` asks for, fastest first."""
-    return tuple(TierKind(name) for name, tier in TIERS.items() if getattr(config, tier.setting))
+    return tuple(kind for kind, tier in TIERS.items() if getattr(config, tier.setting))
 
 
 def open_store(
-    config: StoreConfig,
-    *kinds: TierKind,
-    page_locked: bool = False,
-    block_tokens: int = 256,
+    config: StoreConfig, *kinds: str, page_locked: bool = False, block_tokens: int = 256
 ) -> Store:
-    """The store that `config` describes, or only its tiers of some kinds.
+    """The store of `config`. See `open_tiers`, which raises the same errors.
 
     A read-only store has its own memory tier, and may serve from it what the writer has deleted
-    since. Raises `StoreLockedError`, `StoreError`, `ConfigError` or `MissingExtraError`. Connects to
-    no remote server yet.
+    since.
     """
     return Store(
-        open_tiers(config, page_locked, block_tokens, *kinds),
+        open_tiers(config, *kinds, page_locked=page_locked, block_tokens=block_tokens),
         write_buffer_bytes=config.write_buffer_bytes,
-        page_locked=page_locked,
         prefetch=config.prefetch,
     )
 
 
 def open_tiers(
-    config: StoreConfig, page_locked: bool, block_tokens: int, *kinds: TierKind
+    config: StoreConfig, *kinds: str, page_locked: bool = False, block_tokens: int = 256
 ) -> list[Tier]:
-    """The tiers of `config`, or those of these kinds, fastest first. Raises what opening one
-    raises.
+    """The tiers that `config` asks for, fastest first, or only those of these kinds.
+
+    With `page_locked`, CUDA copies entries from memory. `block_tokens` is the length of a block of
+    history. Raises `StoreLockedError`, `StoreError`, `ConfigError` or `MissingExtraError`. Connects
+    to no remote server yet.
     """
     settings = PolicySettings(config.xi_tokens // block_tokens, block_tokens)
     tiers: list[Tier] = []
     with ExitStack() as opened:  # if one cannot be opened, those above it are closed again
-        for kind in kinds or kinds_of(config):
+        for kind in kinds_of(config):
+            if kinds and kind not in kinds:
+                continue
             asked = TierRequest(config, make_policy(config.policy, settings), page_locked)
-            tiers.append(resolve_name(TIERS[kind.value].opener)(asked))
+            tiers.append(resolve_name(TIERS[kind].opener)(asked))
             opened.callback(tiers[-1].close)
         opened.pop_all()
     return tiers

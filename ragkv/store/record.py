@@ -26,7 +26,7 @@ from ragkv.errors import EntryDamagedError
 from ragkv.registry import CODECS
 
 from .codecs import Codec, codec_of
-from .entry import EncodedEntry, EntryInfo, EntryKey, Identity
+from .entry import EntryInfo, EntryKey, Identity, StoredEntry
 
 Bytes = bytes | bytearray | memoryview
 Digest = Callable[[Bytes], str]  # 32 hex digits
@@ -79,7 +79,7 @@ class RecordHead:
 
 
 def record_of(
-    entry: EncodedEntry, digest: Digest = checksum, layers_per_value: int = 0
+    entry: StoredEntry, digest: Digest = checksum, layers_per_value: int = 0
 ) -> tuple[bytes, list[memoryview]]:
     """The head of the record of `entry`, and its layers, which share the tensors' memory."""
     info = entry.info

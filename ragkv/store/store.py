@@ -21,12 +21,11 @@ from ragkv.runtime import Closing, close_dropped
 from .contents import Contents, deleted_everywhere
 from .copying import TierCopies, or_none
 from .durable import DurableTiers
-from .encoding import encoded
-from .entry import EncodedEntry, Entry, EntryKey, Identity
+from .entry import Entry, EntryKey, Identity, StoredEntry
 from .limits import StoreLimits
 from .policies import TurnSize
 from .prefetch import Prefetcher
-from .tiers import Lease, MemoryLease, StoreStats, Tier, TierKind
+from .tiers import Lease, MemoryLease, StoreStats, Tier
 
 
 class Store(Closing):
@@ -37,23 +36,18 @@ class Store(Closing):
         tiers: Sequence[Tier],
         *,
         write_buffer_bytes: int,
-        page_locked: bool = False,
         prefetch: bool = True,
     ) -> None:
-        """A store that owns `tiers`, opened. `page_locked`: entries in memory are page-locked where
-        CUDA is there.
+        """A store that owns `tiers`, opened, each of another kind, fastest first.
 
         If the first of several tiers is memory, `prefetch` copies the entries of waiting requests
         up.
         """
         self.tiers = tuple(tiers)
-        has_memory = bool(tiers) and tiers[0].kind is TierKind.MEMORY
-        self._below = self.tiers[1:] if has_memory else self.tiers
-        self._page_locked = page_locked
         copies = self._copies = TierCopies(self.tiers, write_buffer_bytes)
-        copies_up = has_memory and bool(self._below) and prefetch
+        copies_up = copies.memory is not None and bool(copies.below) and prefetch
         self.prefetcher = Prefetcher(self.tiers, copies, copies_up)
-        self.durable = DurableTiers(self._below or self.tiers, copies, page_locked)
+        self.durable = DurableTiers(copies.below or self.tiers, copies)
         self.contents = Contents(self.tiers, copies)
         self.limits = StoreLimits(self.tiers, copies)
         # At the end of the process the newest is closed first: an engine before its store, in which
@@ -88,21 +82,21 @@ class Store(Closing):
             tier.contains(key) for tier in self.tiers if not (here and tier.is_remote)
         )
 
-    def put(self, entry: Entry | EncodedEntry, wait_s: float = 0.0) -> None:
-        """Store `entry`: in memory at once, in the tiers below soon. Waits for a disk or a server
-        `wait_s` at most.
+    def put(self, entry: Entry | StoredEntry, wait_s: float = 0.0) -> None:
+        """Store `entry`: in memory at once, soon in the tiers below that are not read-only. Waits
+        for a disk or a server `wait_s` at most.
 
         A write buffer that stays full drops the write and counts it. The caller must not write to
         the entry's tensors afterwards.
         """
-        to_store = self.encoded(entry)
-        below = [tier for tier in self._below if not tier.read_only]
-        written = [self._copies.write(tier, to_store, wait_s) for tier in below]
-        self._copies.put_in_memory(to_store, needed=not any(written))
+        copies = self._copies
+        to_store = copies.stored_form(entry)
+        written = [copies.write(tier, to_store, wait_s) for tier in copies.written]
+        copies.put_in_memory(to_store, needed=not any(written))
 
-    def encoded(self, entry: Entry | EncodedEntry) -> EncodedEntry:
-        """The entry in the form in which it is stored; what is encoded already stays as it is."""
-        return encoded(entry, self._page_locked)
+    def stored_form(self, entry: Entry | StoredEntry) -> StoredEntry:
+        """The entry in the form in which it is stored: `put` takes less time with it."""
+        return self._copies.stored_form(entry)
 
     def turn_ended(self, turn: TurnSize) -> None:
         """Tell every tier's policy of a conversation's turn that is complete, before the turn's
@@ -124,19 +118,19 @@ class Store(Closing):
         """
         tiers = [tier for tier in self.tiers if not (here and tier.is_remote)]
         with self._copies.deleting(key):  # from here on no copy up submits a write
-            found = self._copies.discard(key)
+            found = self._copies.cancel(key)
             deleted = deleted_everywhere(tiers, lambda tier: tier.delete(key))
         return found or deleted > 0
 
     def away(self) -> tuple[str, ...]:
         """The kinds of the remote tiers that did not answer their last call in time."""
-        return tuple(tier.kind.value for tier in self.tiers if tier.is_remote and not tier.answers)
+        return tuple(tier.kind for tier in self.tiers if tier.is_remote and not tier.answers)
 
     def speeds(self) -> dict[str, float]:
         """The recent speeds of the remote tiers in bytes a second, by kind, as far as they were
         measured.
         """
-        found = {tier.kind.value: tier.speed() for tier in self.tiers}
+        found = {tier.kind: tier.speed() for tier in self.tiers}
         return {kind: speed for kind, speed in found.items() if speed is not None}
 
     def stats(self) -> StoreStats:

@@ -35,7 +35,7 @@ def s3_config(server: S3Server, **changes: Any) -> S3Config:
 
 def remote_of(config: StoreConfig) -> RemoteTier:
     """The remote tier that `config` describes, which has no other."""
-    (tier,) = open_tiers(replace(config, memory_bytes=0), False, 256)
+    (tier,) = open_tiers(replace(config, memory_bytes=0))
     assert isinstance(tier, RemoteTier)
     return tier
 
@@ -56,7 +56,7 @@ def redis_store(config: RedisConfig, **changes: Any) -> Store:
 
 def redis_tier_of(store: Store) -> RemoteTier:
     """The Redis tier of `store`."""
-    (tier,) = (tier for tier in store.tiers if tier.kind is TierKind.REDIS)
+    (tier,) = (tier for tier in store.tiers if tier.kind == TierKind.REDIS)
     assert isinstance(tier, RemoteTier)
     return tier
 
@@ -72,7 +72,7 @@ def counted(tier: Tier) -> TierStats:
     return replace(tier.stats(), entries=len(keys), used_bytes=used_bytes)
 
 
-def hit(store: Store, number: int) -> TierKind | None:
+def hit(store: Store, number: int) -> str | None:
     """The tier that a request reads entry `number` from, with the right bytes; its promotion is
     done on return.
     """

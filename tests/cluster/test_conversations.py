@@ -19,7 +19,9 @@ from ragkv.store import EntryKey
 from ragkv.types import TokenEvent
 from tests.cluster.helpers import unique_prefix
 from tests.cluster.servers import RedisServer
-from tests.conversations.helpers import (
+from tests.engine.helpers import A, B
+from tests.scheduling.helpers import together, until
+from tests.sessions.helpers import (
     ask,
     carry_on,
     engine_at,
@@ -28,8 +30,6 @@ from tests.conversations.helpers import (
     talk,
     with_kv,
 )
-from tests.engine.helpers import A, B
-from tests.scheduling.helpers import together, until
 
 pytestmark = pytest.mark.enable_socket
 
@@ -157,7 +157,7 @@ def test_deleting_a_conversation_deletes_its_blocks_on_every_replica(
             engine.flush()
         held = there.session("s")
         here.session("s").delete()
-        assert held.session_id not in [info.session_id for info in there.conversations.list()]
+        assert held.session_id not in [info.session_id for info in there.sessions.list()]
         assert there.session("s").turns == 0
         keys = keys_of(there, kept)
         until(lambda: all(blocks_of(engine) <= keys for engine in (here, there)))
@@ -216,15 +216,15 @@ def test_blocks_of_a_turn_that_was_killed_are_deleted_and_those_of_a_turn_under_
         engine.flush()
         history = keys_of(engine, engine.session("s"))
         under_way = set(engine.parts.store.contents.block_keys()) - history
-        assert under_way and engine.conversations.blocks.drop_orphans() == 0
+        assert under_way and engine.sessions.blocks.delete_orphans() == 0
         list(stream)
         engine.flush()
         history = keys_of(engine, engine.session("s"))
         assert under_way <= history
-        assert engine.conversations.blocks.drop_orphans() == 0
+        assert engine.sessions.blocks.delete_orphans() == 0
         shared = _shared(engine)
         shared._server.client.delete(*shared._keys)  # as if no turn had ever ended
-        assert engine.conversations.blocks.drop_orphans() > 0
+        assert engine.sessions.blocks.delete_orphans() > 0
         engine.flush()
         assert engine.parts.store.contents.block_keys() == []
 
@@ -259,7 +259,7 @@ def test_rewind_reset_discard_and_fork_reach_every_replica(
         is_full_prefill(there, there.session("t"), 5, ratio=1.0)
         here.session("s").reset()
         assert there.session("s").turns == 0
-        assert there.conversations.ids() == ("t",)
+        assert there.sessions.ids() == ("t",)
 
 
 def test_an_idle_conversation_is_deleted_on_every_replica(
@@ -270,7 +270,7 @@ def test_an_idle_conversation_is_deleted_on_every_replica(
         ask(here, here.session("t", ttl_s=6000.0), 1)
         assert there.session("s").turns == 1
         for engine in (here, there):
-            engine.conversations.sessions.clock = lambda: time.time() + 700.0
+            engine.sessions.clock = lambda: time.time() + 700.0
         assert there.session("s").turns == here.session("s").turns == 0
         assert there.session("t").turns == 1
 
@@ -297,7 +297,7 @@ def test_tenants_and_models_share_a_server_and_nothing_else(
     ):
         ask(one, one.session("s"), 0)
         for engine in (tenant, model):
-            assert engine.session("s").turns == 0 and engine.conversations.ids() == ()
+            assert engine.session("s").turns == 0 and engine.sessions.ids() == ()
             ask(engine, engine.session("s"), 3)
         assert one.session("s").turns == 1
         assert question(0)[0] in one.session("s").token_ids
@@ -319,7 +319,7 @@ def test_no_turn_is_answered_without_the_server(tmp_path: Path, own_redis: Redis
         # without a session it needs no server
         assert engine.answer(question(2), [A, B], max_new_tokens=2).token_ids
         own_redis.start()  # the server kept everything in memory, so it is empty now
-        until(lambda: engine.conversations.server_stats().answers)  # a probe finds that out
+        until(lambda: engine.sessions.storage.stats().answers)  # a probe finds that out
         assert engine.session("s").turns == 0
 
 
@@ -365,9 +365,7 @@ def test_a_manifest_written_without_the_secret_is_not_read(
 
 
 def keys_of(engine: Engine, session: Session) -> set[EntryKey]:
-    return {
-        block.key(engine.conversations.blocks.writer.base) for block in session.state.history.blocks
-    }
+    return {block.key(engine.sessions.blocks.writer.base) for block in session.state.history.blocks}
 
 
 def blocks_of(engine: Engine) -> set[EntryKey]:
@@ -375,8 +373,8 @@ def blocks_of(engine: Engine) -> set[EntryKey]:
 
 
 def _shared(engine: Engine) -> RedisSessionStorage:
-    assert isinstance(engine.conversations.sessions.storage(), RedisSessionStorage)
-    return engine.conversations.sessions.storage()
+    assert isinstance(engine.sessions.storage, RedisSessionStorage)
+    return engine.sessions.storage
 
 
 def _overwrite(engine: Engine, session_id: str, change: Any) -> None:

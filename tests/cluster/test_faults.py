@@ -13,7 +13,7 @@ from ragkv.config import RedisConfig, S3Config, StoreConfig
 from ragkv.errors import EntryDamagedError
 from ragkv.runtime import Closing
 from ragkv.store import Entry, Tier
-from ragkv.store.encoding import encoded
+from ragkv.store.stored_form import stored_form
 from tests.cluster.faulty_proxy import Proxy
 from tests.scheduling.helpers import until
 from tests.store.entries import IDENTITY, ids_of, make_entry, read_all, same
@@ -74,7 +74,7 @@ class ProxiedServer(Closing):
 @pytest.fixture(params=["redis", "s3"])
 def proxied(request: pytest.FixtureRequest) -> Iterator[ProxiedServer]:
     with ProxiedServer(request.getfixturevalue(f"{request.param}_server")) as made:
-        made.tier(through=False).put(encoded(entry(1)))
+        made.tier(through=False).put(stored_form(entry(1)))
         yield made
 
 
@@ -112,7 +112,7 @@ def test_refused_connections_are_misses_and_open_the_breaker(proxied: ProxiedSer
     began = time.monotonic()
     assert all(outcome(tier) is None for _ in range(20))
     assert time.monotonic() - began < TIMEOUT_S + SLACK_S
-    assert not tier.put(encoded(entry(2)))
+    assert not tier.put(stored_form(entry(2)))
     assert not tier.contains(entry(1).info.key)
     stats = tier.stats().remote
     assert stats is not None and stats.skipped > 0 and not stats.answers
@@ -186,8 +186,8 @@ def test_bytes_changed_by_the_network_are_never_served(proxied: ProxiedServer, e
     for _ in range(3):
         assert outcome(tier) is None
     proxied.proxy.change = lambda data: data
-    tier.put(encoded(entry(1)))
-    proxied.tier(through=False).put(encoded(entry(1)))  # if it was deleted as damaged
+    tier.put(stored_form(entry(1)))
+    proxied.tier(through=False).put(stored_form(entry(1)))  # if it was deleted as damaged
     until(lambda: outcome(tier) is not None)
 
 
@@ -208,7 +208,7 @@ class TestRedis:
     @pytest.fixture
     def proxied(self, own_redis: RedisServer) -> Iterator[ProxiedServer]:
         with ProxiedServer(own_redis) as made:
-            made.tier(through=False).put(encoded(entry(1)))
+            made.tier(through=False).put(stored_form(entry(1)))
             yield made
 
     def test_a_server_killed_during_a_read_and_restarted_empty_is_used_again(
@@ -228,7 +228,7 @@ class TestRedis:
         until(lambda: is_available(tier))
         assert outcome(tier) is None  # it is empty
         assert counted(tier).used_bytes == 0
-        assert tier.put(encoded(entry(1)))
+        assert tier.put(stored_form(entry(1)))
         assert outcome(tier) is not None
 
     @pytest.mark.parametrize("damage", DAMAGES)
@@ -245,7 +245,7 @@ class TestRedis:
         assert outcome(tier) is None
         assert tier.stats().damaged == 1
         assert not tier.contains(entry(1).info.key)
-        assert tier.put(encoded(entry(1)))
+        assert tier.put(stored_form(entry(1)))
         assert outcome(tier) is not None
 
     def test_a_late_read_does_not_delete_an_entry_that_was_written_again(
@@ -255,8 +255,8 @@ class TestRedis:
         key = entry(1).info.key
         head = tier.find(key)
         for _ in range(2):
-            tier.reader.drop(key, EntryDamagedError(key, "a part is bad"), head)
-            tier.put(encoded(entry(1)))
+            tier.reader.delete_damaged(key, EntryDamagedError(key, "a part is bad"), head)
+            tier.put(stored_form(entry(1)))
         assert outcome(tier) is not None
         assert tier.stats().damaged == 1
 
@@ -269,11 +269,11 @@ class TestRedis:
         client.hdel(name, 3)
         assert outcome(tier) is None
         assert tier.stats().damaged == 0
-        assert tier.put(encoded(entry(1)))
+        assert tier.put(stored_form(entry(1)))
         assert outcome(tier) is not None
         # evicted, perhaps after the fetch
         outcome(tier, before_layer=lambda layer: layer == 1 and client.delete(name))
-        assert tier.put(encoded(entry(1)))
+        assert tier.put(stored_form(entry(1)))
         assert outcome(tier) is not None
 
     def test_layer_groups_of_two_writings_are_not_mixed_and_the_new_writing_is_not_deleted(
@@ -285,7 +285,7 @@ class TestRedis:
         lease = tier.lease(IDENTITY, ids_of(1, 2048))
         assert lease is not None
         other.delete(entry(1).info.key)
-        assert other.put(encoded(entry(1)))
+        assert other.put(stored_form(entry(1)))
         with lease, pytest.raises(EntryDamagedError):
             read_all(lease)
         assert outcome(other) is not None
@@ -296,7 +296,7 @@ class TestRedis:
             tier = proxied.tier(through=False)
             served = 0
             for number in range(40):  # of 0.8 MB each
-                tier.put(encoded(entry(number)))
+                tier.put(stored_form(entry(number)))
                 served += outcome(tier, number) is not None
                 served += outcome(tier, number // 2) is not None
             assert 20 < served < 80
@@ -306,7 +306,7 @@ class TestRedis:
         limits = ("--maxmemory", "8mb", "--maxmemory-policy", "noeviction")
         with RedisServer(*limits) as server, ProxiedServer(server) as proxied:
             tier = proxied.tier(through=False)
-            kept = [number for number in range(3, 20) if tier.put(encoded(entry(number)))]
+            kept = [number for number in range(3, 20) if tier.put(stored_form(entry(number)))]
             assert 0 < len(kept) < 17
             assert is_available(tier)
             assert all(outcome(tier, number) is not None for number in kept)
@@ -316,7 +316,7 @@ class TestRedis:
 def test_s3_killed_and_restarted_empty_is_used_again() -> None:
     with S3Server() as server, ProxiedServer(server) as proxied:
         tier = proxied.tier()
-        assert tier.put(encoded(entry(1)))
+        assert tier.put(stored_form(entry(1)))
         assert outcome(tier) is not None
         server.kill()
         began = time.monotonic()
@@ -325,5 +325,5 @@ def test_s3_killed_and_restarted_empty_is_used_again() -> None:
         server.start()
         until(lambda: is_available(tier))
         assert outcome(tier) is None
-        assert tier.put(encoded(entry(1)))
+        assert tier.put(stored_form(entry(1)))
         assert outcome(tier) is not None

@@ -33,7 +33,7 @@ def test_an_entry_whose_writer_was_killed_is_a_miss_and_expires(
             connector.put(make_entry(1).info.key, [b"head", b"layers"])
         assert client.hkeys(name) == [b"1"] and 0 < client.pttl(name) <= 3600 * 1000
         assert hit(store, 1) is None and not store.contains(make_entry(1).info.key)
-        assert store.durable.put(make_entry(1)) and hit(store, 1) is TierKind.REDIS
+        assert store.durable.put(make_entry(1)) and hit(store, 1) == TierKind.REDIS
         assert client.pttl(name) == -1
 
 
@@ -48,7 +48,7 @@ def test_an_entry_expires_when_unused_for_its_time_to_live_and_use_prolongs_it(
             store.durable.put(make_entry(number))
             assert 0 < client.pttl(name) <= 600_000
             client.pexpire(name, 300_000)  # as if it were 300 s older
-        assert hit(store, 1) is TierKind.REDIS
+        assert hit(store, 1) == TierKind.REDIS
         assert client.pttl(names[0]) > 300_000 >= client.pttl(names[1])
 
 

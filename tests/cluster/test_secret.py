@@ -8,8 +8,8 @@ import pytest
 from ragkv.cluster import entry_values
 from ragkv.config import RedisConfig
 from ragkv.store import TierKind
-from ragkv.store.encoding import encoded
 from ragkv.store.record import checksum
+from ragkv.store.stored_form import stored_form
 from tests.store.entries import make_entry
 
 from .helpers import hit, redis_config, redis_store, redis_tier_of
@@ -34,7 +34,7 @@ def test_a_process_without_the_secret_or_with_another_sees_nothing_and_deletes_n
         monkeypatch.setenv("OUR_SECRET", "another secret of many characters")
         with redis_store(config) as other:
             assert hit(other, 1) is None
-        assert hit(store, 1) is TierKind.REDIS
+        assert hit(store, 1) == TierKind.REDIS
 
 
 def test_a_value_written_without_the_secret_is_refused_though_its_checksums_are_right(
@@ -47,7 +47,7 @@ def test_a_value_written_without_the_secret_is_refused_though_its_checksums_are_
         forged.kv.zero_()
         connector: Any = redis_tier_of(store).connector
         for layer_group, value in enumerate(
-            entry_values.pack(encoded(forged), 512 * 1024, checksum)
+            entry_values.pack(stored_form(forged), 512 * 1024, checksum)
         ):
             connector.client.hset(connector.name_of(forged.info.key), layer_group, value)
         assert hit(store, 1) is None

@@ -293,7 +293,7 @@ def test_the_policies_threshold_is_what_the_profile_computes_within_the_target(
             quick = dataclasses.replace(hand_made(made, 0.004), prefill=LengthFit(0.0, 0.025, 0.0))
             made.parts.profiler.use(quick)
             told: list[Policy] = []
-            for tier in made.conversations.blocks.writer.store.tiers:
+            for tier in made.sessions.blocks.writer.store.tiers:
                 told.append(tier.ledger.informed_policy())
             assert {policy.settings.xi_blocks for policy in told} == {blocks}
     assert ("no block of 16 tokens" in caplog.text) == warned

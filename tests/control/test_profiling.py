@@ -40,8 +40,8 @@ def test_a_tier_of_another_kind_is_measured_if_it_is_in_the_store(tmp_path: Path
         on_progress = lambda done, total: steps.append((done, total))  # noqa: E731
         measured = made.parts.profiler.measure(quick=True, on_progress=on_progress)
     assert steps == sorted(steps) and steps[-1][0] == steps[-1][1]
-    assert set(measured.tiers) == {"memory", ToyTier.kind.value}
-    assert measured.tiers[ToyTier.kind.value].points
+    assert set(measured.tiers) == {"memory", ToyTier.kind}
+    assert measured.tiers[ToyTier.kind].points
     assert not (tmp_path / "entries").exists()  # no tier of the disk was opened
 
 

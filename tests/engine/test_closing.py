@@ -13,7 +13,7 @@ import pytest
 from ragkv import Engine, EngineConfig, SessionConfig, StoreConfig
 from ragkv.errors import StoreLockedError
 from ragkv.registry import TIERS, TierRow
-from ragkv.store import TierKind, open_store
+from ragkv.store import open_store
 from tests import tiny_models
 from tests.engine.helpers import A, engine_of
 from tests.faults import raising
@@ -49,10 +49,10 @@ def test_a_tier_that_cannot_be_opened_leaves_no_other_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = StoreConfig(directory=str(tmp_path))
-    kinds = (TierKind.DISK, TierKind.S3)
-    monkeypatch.setitem(TIERS, "s3", TierRow("s3", f"{__name__}:refusing"))
+    monkeypatch.setitem(TIERS, "s3", TierRow("directory", f"{__name__}:refusing"))
     with pytest.raises(RuntimeError, match="no server"):
-        open_store(config, *kinds)
+        open_store(config)
+    monkeypatch.undo()
     open_store(config).close()
 
 
@@ -64,7 +64,7 @@ def test_a_part_that_fails_to_close_keeps_no_other_open(
 ) -> None:
     config = StoreConfig(directory=str(tmp_path))
     engine = engine_of(store=config)
-    monkeypatch.setattr(engine.conversations, "close", raising(OSError("no space")))
+    monkeypatch.setattr(engine.sessions, "close", raising(OSError("no space")))
     with pytest.raises(OSError, match="no space"):
         engine.close()
     open_store(config).close()
@@ -99,14 +99,14 @@ def test_a_dropped_engine_says_so_and_is_closed_on_a_thread_that_holds_no_lock(
     config = StoreConfig(directory=str(tmp_path))
     engine = engine_of(store=config)
     closed_by = list[str]()
-    conversations = engine.conversations
-    close = conversations.close
+    sessions = engine.sessions
+    close = sessions.close
 
     def closing() -> None:
         closed_by.append(threading.current_thread().name)
         close()
 
-    monkeypatch.setattr(conversations, "close", closing)
+    monkeypatch.setattr(sessions, "close", closing)
     del engine
     gc.collect()
     for thread in threading.enumerate():

@@ -74,4 +74,4 @@ def test_bytes_read_are_counted_in_the_codec_they_are_stored_in(
                 lease.stored_bytes if memory_bytes else 0
             )
             assert prefix_bytes == len(PREFIX) * lease.info.size_bytes // len(A)
-            assert reuse.bytes_by_tier[tier.kind.value] >= tier.read_bytes == lease.stored_bytes
+            assert reuse.bytes_by_tier[tier.kind] >= tier.read_bytes == lease.stored_bytes

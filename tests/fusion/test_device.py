@@ -27,8 +27,8 @@ from ragkv.model.device.kernels import placing_kernel
 from ragkv.model.families import ADAPTERS
 from ragkv.registry import SELECTORS
 from ragkv.store import Entry, MemoryLease
-from ragkv.store.encoding import encoded
-from ragkv.store.entry import EncodedEntry, EntryInfo, Identity
+from ragkv.store.entry import EntryInfo, Identity, StoredEntry
+from ragkv.store.stored_form import stored_form
 from tests import tiny_models
 from tests.fusion.fake_device import (
     WHERE_KERNELS_RUN,
@@ -45,7 +45,7 @@ MOST_OPERATIONS = 45  # a layer and pass
 QUESTION = tiny_models.tokens(7, 99)
 
 
-def encoded_entry(adapter: Any, ids: list[int], codec: str) -> EncodedEntry:
+def encoded_entry(adapter: Any, ids: list[int], codec: str) -> StoredEntry:
     """An entry of random KV for `ids`."""
     chance = torch.Generator().manual_seed(sum(ids))
     shape = (adapter.layer_count, 2, adapter.kv_heads, len(ids), adapter.head_dim)
@@ -53,7 +53,7 @@ def encoded_entry(adapter: Any, ids: list[int], codec: str) -> EncodedEntry:
     dtype = str(adapter.dtype).removeprefix("torch.")
     identity = Identity("w", "a", "r", dtype, "", "", "", codec=codec)
     info = EntryInfo(identity.key(ids), identity, tuple(ids), "f", *shape[::2])
-    return encoded(Entry(info, kv))
+    return stored_form(Entry(info, kv))
 
 
 def plan_of(adapter: Any, chunks: int, codecs: tuple[str, ...] = ("int8",)) -> Plan:

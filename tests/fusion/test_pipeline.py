@@ -10,7 +10,7 @@ import torch
 from ragkv.errors import EntryDamagedError, EntryUnreachableError
 from ragkv.fusion import LayerReader, Readers
 from ragkv.store import LRU, Lease, MemoryTier, TierKind
-from ragkv.store.encoding import encoded
+from ragkv.store.stored_form import stored_form
 from tests.scheduling.helpers import begin
 from tests.store.entries import as_stored, make_entry, with_codec
 
@@ -38,7 +38,7 @@ class FakeLease(Lease):
         assert out is not None
         return out.copy_(self.entry.kv[layer])
 
-    def read_encoded(self) -> Never:
+    def read_entry(self) -> Never:
         raise NotImplementedError
 
     def release(self) -> None:
@@ -116,7 +116,7 @@ def test_a_reader_counts_bytes_by_tier(readers: Readers) -> None:
 def test_what_lies_in_memory_counts_once_for_two_ranges(readers: Readers) -> None:
     entry = make_entry(1, tokens=4, layers=LAYERS)
     tier = MemoryTier(10**6, LRU())
-    tier.put(encoded(entry))
+    tier.put(stored_form(entry))
     lease = tier.lease(entry.info.identity, entry.info.token_ids)
     assert lease is not None
     with lease, LayerReader([lease, lease], LAYERS, 2, readers, CPU) as reader:
@@ -145,7 +145,7 @@ def test_raw_entries_in_memory_are_read_in_place_and_encoded_ones_into_a_buffer(
     for codec in ("raw", "int8"):
         entry = make_entry(1, tokens=4, layers=LAYERS, identity=with_codec(codec))
         tier = MemoryTier(10**6, LRU())
-        tier.put(encoded(entry))
+        tier.put(stored_form(entry))
         lease = tier.lease(entry.info.identity, entry.info.token_ids)
         assert lease is not None
         with lease, LayerReader([lease], LAYERS, 2, readers, CPU) as reader:

@@ -129,7 +129,7 @@ def test_the_text_of_a_mail_is_read_whatever_its_parts_say(data: bytes, body: st
         b"=?x-unknown?q?K=C3=A4fer?=",
     ],
 )
-def test_a_subject_is_read_encoded_or_not(subject: bytes) -> None:
+def test_a_subject_is_read_entry_or_not(subject: bytes) -> None:
     assert read("a.eml", mail(b"x", subject=subject)).metadata["title"] == "K\u00e4fer"
 
 

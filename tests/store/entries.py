@@ -7,9 +7,9 @@ import torch
 
 from ragkv.errors import EntryDamagedError
 from ragkv.store import Entry, EntryInfo, HintedEntry, Identity, Lease, PrefetchHint, Store, Tier
-from ragkv.store.encoding import encoded
 from ragkv.store.entry import dtype_from_name
 from ragkv.store.record import record_of
+from ragkv.store.stored_form import stored_form
 
 IDENTITY = Identity(
     weights="w0",
@@ -57,14 +57,14 @@ def make_entry(
 
 def as_stored(entry: Entry) -> Entry:
     """`entry` as a store returns it: unchanged, or rounded by its codec."""
-    stored = encoded(entry)
+    stored = stored_form(entry)
     layers = [stored.read_layer(layer) for layer in range(entry.info.layers)]
     return dataclasses.replace(entry, kv=torch.stack(layers))
 
 
 def stored_bytes(entry: Entry) -> bytes:
     """The bytes of the entry's file."""
-    head, layers = record_of(encoded(entry))
+    head, layers = record_of(stored_form(entry))
     return b"".join([head, *layers])
 
 

@@ -15,8 +15,8 @@ import torch
 
 from ragkv.config import StoreConfig
 from ragkv.errors import EntryDamagedError
-from ragkv.store import Identity, Lease, Store, Tier
-from ragkv.store.entry import EncodedEntry
+from ragkv.store import LRU, Identity, Lease, MemoryTier, Store, Tier
+from ragkv.store.entry import StoredEntry
 from ragkv.store.opening import open_tiers
 
 
@@ -44,9 +44,16 @@ def sleep_until(due_at: float) -> None:
 
 def store_of(config: StoreConfig, wrap: Callable[[Tier], Any], block_tokens: int = 256) -> Store:
     """The store of `config`, whose tiers `wrap` may put into others: `Engine(..., store=...)`."""
-    tiers = [wrap(tier) for tier in open_tiers(config, False, block_tokens)]
+    tiers = [wrap(tier) for tier in open_tiers(config, block_tokens=block_tokens)]
     buffer_bytes = config.write_buffer_bytes
     return Store(tiers, write_buffer_bytes=buffer_bytes, prefetch=config.prefetch)
+
+
+def memory_below(kind: str = "below") -> MemoryTier:
+    """A tier in memory of another kind, below the store's memory."""
+    tier = MemoryTier(10**6, LRU())
+    tier.kind = kind
+    return tier
 
 
 class WrappedTier:
@@ -88,8 +95,8 @@ class WrappedLease(Lease):
     def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
         return self.lease.read_layer(layer, out)
 
-    def read_encoded(self) -> EncodedEntry:
-        return self.lease.read_encoded()
+    def read_entry(self) -> StoredEntry:
+        return self.lease.read_entry()
 
     def release(self) -> None:
         self.lease.close()
@@ -104,7 +111,7 @@ class HeldWrites(WrappedTier):
         self.too_long = False
         self.go = threading.Event()
 
-    def put(self, entry: EncodedEntry) -> bool:
+    def put(self, entry: StoredEntry) -> bool:
         self.waiting.set()
         self.too_long |= not self.go.wait(60)
         return self.tier.put(entry)
@@ -126,7 +133,7 @@ class ThrottledTier(WrappedTier):
     def wrap(self, lease: Lease) -> Any:
         return _CheckedLease(lease, lambda _: self._due_at(lease))
 
-    def put(self, entry: EncodedEntry) -> bool:
+    def put(self, entry: StoredEntry) -> bool:
         due_at = time.monotonic() + entry.size_bytes / self.bandwidth_bytes_per_s
         stored = self.tier.put(entry)
         if self.writes:
@@ -186,7 +193,7 @@ class _CheckedLease(WrappedLease):
         sleep_until(ends_at)
         return read
 
-    def read_encoded(self) -> EncodedEntry:
+    def read_entry(self) -> StoredEntry:
         for layer in range(self.info.layers):
             sleep_until(self._check(layer))
-        return self.lease.read_encoded()
+        return self.lease.read_entry()

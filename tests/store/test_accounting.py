@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ragkv.registry import CODECS
 from ragkv.store import LRU, DiskTier, Entry, Lease, MemoryTier, Tier
-from ragkv.store.encoding import encoded
+from ragkv.store.stored_form import stored_form
 
 from .entries import as_stored, ids_of, make_entry, read_all, same, with_codec
 
@@ -45,7 +45,7 @@ class AnyTier(RuleBasedStateMachine):
 
     @rule(number=NUMBERS)
     def put(self, number: int) -> None:
-        stored = self.tier.put(encoded(ENTRIES[number]))
+        stored = self.tier.put(stored_form(ENTRIES[number]))
         assert self.tier.contains(ENTRIES[number].info.key) == stored
 
     @rule(number=NUMBERS)
@@ -102,7 +102,7 @@ class AnyMemoryTier(AnyTier):
 
     def recount(self) -> int:
         by_key: dict[str, Entry] = {entry.info.key: entry for entry in ENTRIES}
-        return sum(encoded(by_key[info.key]).size_bytes for info in self.tier.infos())
+        return sum(stored_form(by_key[info.key]).size_bytes for info in self.tier.infos())
 
 
 class AnyDiskTier(AnyTier):

@@ -14,9 +14,9 @@ from ragkv.registry import CODECS
 from ragkv.store import Entry, codec_of, open_store
 from ragkv.store.codecs import RAW, Codec
 from ragkv.store.codecs.int8 import Int8Codec
-from ragkv.store.encoding import encoded
-from ragkv.store.entry import EncodedEntry
+from ragkv.store.entry import StoredEntry
 from ragkv.store.record import OtherVersionError, read_head, record_of
+from ragkv.store.stored_form import stored_form
 
 from .entries import IDENTITY, as_stored, make_entry, same, served, with_codec
 
@@ -147,9 +147,9 @@ def test_int8_refuses_float64_and_ranges_beyond_float32() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
 def test_an_entry_that_its_codec_refuses_is_stored_raw_under_the_same_identity(dtype: str) -> None:
     entry = make_entry(identity=with_codec("int8", replace(IDENTITY, dtype=dtype)))
-    assert encoded(entry).codec is (RAW if dtype == "float64" else codec_of("int8"))
+    assert stored_form(entry).codec is (RAW if dtype == "float64" else codec_of("int8"))
     entry.kv[1, 0, 0, 1, 1] = torch.nan  # in the second layer alone
-    stored_entry = encoded(entry)
+    stored_entry = stored_form(entry)
     assert stored_entry.codec is RAW
     assert same(as_stored(entry), entry)
     # an entry of this identity may be rounded: no span of one is exact
@@ -164,7 +164,7 @@ def test_layers_of_an_odd_number_of_bytes_keep_their_scales_aligned(tokens: int)
         head_dim=3,
     )
     entry = Entry(info, torch.randn(3, *info.shape).bfloat16())
-    stored_entry = encoded(entry)
+    stored_entry = stored_form(entry)
     for layer in range(3):
         alone = codec_of("int8").encode(entry.kv[layer])
         assert alone is not None
@@ -189,8 +189,8 @@ def test_a_store_serves_its_codec_from_every_tier_and_after_a_restart(
             store.flush()
             memory, disk = store.stats().tiers
             assert memory.entries == disk.entries == 1
-            assert memory.used_bytes == encoded(entry).size_bytes
-            assert served(store, entry)  # from memory again, promoted in encoded form
+            assert memory.used_bytes == stored_form(entry).size_bytes
+            assert served(store, entry)  # from memory again, promoted in stored form
             for other in set(CODECS) - {name}:
                 assert store.lease(with_codec(other), entry.info.token_ids) is None
 
@@ -201,8 +201,8 @@ def test_a_record_in_an_unknown_codec_counts_as_another_version(tmp_path: Path) 
     class Later(Int8Codec):
         name = "later"
 
-    encoded = EncodedEntry(entry.info, Later(), codec_of("int8").encode(entry.kv[0]).repeat(2, 1))  # type: ignore[union-attr]
-    head, layers = record_of(encoded)
+    stored = StoredEntry(entry.info, Later(), codec_of("int8").encode(entry.kv[0]).repeat(2, 1))  # type: ignore[union-attr]
+    head, layers = record_of(stored)
     (tmp_path / "e").write_bytes(b"".join([head, *layers]))
     with (
         (tmp_path / "e").open("rb") as file,

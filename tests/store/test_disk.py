@@ -15,7 +15,7 @@ import torch
 
 from ragkv.errors import EntryDamagedError, EntryUnreachableError, StoreError, StoreLockedError
 from ragkv.store import LRU, DiskTier, Store
-from ragkv.store.encoding import encoded
+from ragkv.store.stored_form import stored_form
 from ragkv.store.tiers import ReadOnlyDiskTier
 from tests.faults import os_error, raising
 
@@ -37,7 +37,7 @@ def tier(tmp_path: Path) -> Iterator[DiskTier]:
 def fill(place: Path, *numbers: int) -> None:
     tier = open_tier(place)
     for number in numbers:
-        assert tier.put(encoded(make_entry(number)))
+        assert tier.put(stored_form(make_entry(number)))
     tier.close()
 
 
@@ -62,7 +62,7 @@ def test_the_order_of_use_survives_a_restart(tmp_path: Path) -> None:
     with closing(open_tier(tmp_path)) as tier:
         served(tier, make_entry(1))
     with closing(open_tier(tmp_path, capacity=3)) as tier:
-        tier.put(encoded(make_entry(4)))
+        tier.put(stored_form(make_entry(4)))
         assert held(tier) == {1, 3, 4}
 
 
@@ -91,8 +91,8 @@ def test_a_conversations_blocks_are_known_as_such_after_a_restart(tmp_path: Path
     """Without reading a file: their names say it. So a policy evicts the tail first."""
     blocks = [make_entry(number, group="talk", index=number) for number in range(3)]
     with closing(open_tier(tmp_path)) as tier:
-        assert all(tier.put(encoded(block)) for block in (blocks[1], blocks[2], blocks[0]))
-        assert tier.put(encoded(make_entry(9)))
+        assert all(tier.put(stored_form(block)) for block in (blocks[1], blocks[2], blocks[0]))
+        assert tier.put(stored_form(make_entry(9)))
     for path in tmp_path.glob("entries/*/*"):
         path.write_bytes(b"x" * FILE_BYTES)
         os.utime(path, (path.stat().st_atime, 0))
@@ -101,7 +101,7 @@ def test_a_conversations_blocks_are_known_as_such_after_a_restart(tmp_path: Path
             block.info.key for block in blocks
         }
         assert tier.delete(make_entry(9).info.key)
-        assert tier.put(encoded(make_entry(10))) and tier.put(encoded(make_entry(11)))
+        assert tier.put(stored_form(make_entry(10))) and tier.put(stored_form(make_entry(11)))
         assert tier.contains(blocks[0].info.key) and not tier.contains(blocks[2].info.key)
 
 
@@ -118,7 +118,7 @@ def test_a_second_file_of_an_entry_is_removed(tmp_path: Path) -> None:
 
 def test_a_reader_finds_a_block_next_to_its_writer(tier: DiskTier, tmp_path: Path) -> None:
     block = make_entry(1, group="talk", index=3)
-    tier.put(encoded(block))
+    tier.put(stored_form(block))
     reader = ReadOnlyDiskTier(tmp_path)
     assert reader.contains(block.info.key) and served(reader, block)
 
@@ -158,7 +158,7 @@ def test_an_entry_is_visible_only_after_its_bytes_are_durable(
 
     monkeypatch.setattr(os, "fsync", spy_fsync)
     monkeypatch.setattr(Path, "replace", spy_replace)
-    tier.put(encoded(make_entry(1)))
+    tier.put(stored_form(make_entry(1)))
     assert steps == ["sync entries", "sync file", "rename", f"sync {key.digest[:2]}"]
     monkeypatch.undo()
 
@@ -171,23 +171,23 @@ def test_a_write_to_a_full_disk_fails_cleanly_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
     call: str,
 ) -> None:
-    tier.put(encoded(make_entry(1)))
+    tier.put(stored_form(make_entry(1)))
     monkeypatch.setattr(os, call, raising(os_error(errno.ENOSPC)))
-    assert not tier.put(encoded(make_entry(2)))
-    assert not tier.put(encoded(make_entry(3)))
+    assert not tier.put(stored_form(make_entry(2)))
+    assert not tier.put(stored_form(make_entry(3)))
     monkeypatch.undo()
     assert caplog.text.count("No space left") == 1
     assert list((tmp_path / "tmp").iterdir()) == []
     assert held(tier) == {1}
     assert served(tier, make_entry(1))
-    assert tier.put(encoded(make_entry(2)))
+    assert tier.put(stored_form(make_entry(2)))
     assert served(tier, make_entry(2))
 
 
 def test_a_short_write_is_continued(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, bytes(data[:1000])))
-    assert tier.put(encoded(make_entry(1)))
+    assert tier.put(stored_form(make_entry(1)))
     monkeypatch.undo()
     assert served(tier, make_entry(1))
 
@@ -220,8 +220,8 @@ def test_a_read_only_tier_refuses_a_directory_without_a_store(tmp_path: Path) ->
 def test_a_read_only_tier_writes_nothing_and_treats_vanished_files_as_misses(
     tier: DiskTier, tmp_path: Path
 ) -> None:
-    tier.put(encoded(make_entry(1)))
-    tier.put(encoded(make_entry(2)))
+    tier.put(stored_form(make_entry(1)))
+    tier.put(stored_form(make_entry(2)))
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("entries/**/*")}
     reader = ReadOnlyDiskTier(tmp_path)
     assert served(reader, make_entry(1))
@@ -248,7 +248,7 @@ def test_a_read_only_tier_treats_damage_as_a_miss_and_leaves_the_file_to_the_wri
 def test_an_entry_with_a_damaged_layer_is_dropped_and_can_be_put_again(
     tier: DiskTier, tmp_path: Path
 ) -> None:
-    tier.put(encoded(make_entry(1)))
+    tier.put(stored_form(make_entry(1)))
     with file_of(tmp_path, 1).open("r+b") as file:
         file.seek(-1, os.SEEK_END)
         file.write(b"\x55")
@@ -257,14 +257,14 @@ def test_an_entry_with_a_damaged_layer_is_dropped_and_can_be_put_again(
         with pytest.raises(EntryDamagedError, match="layer 1"):
             lease.read_layer(1)
         assert not tier.contains(make_entry(1).info.key)
-        assert tier.put(encoded(make_entry(1)))  # while the lease of the damaged one is open
+        assert tier.put(stored_form(make_entry(1)))  # while the lease of the damaged one is open
     assert served(tier, make_entry(1))
 
 
 def test_too_many_open_files_cause_a_miss_and_no_damage(
     tier: DiskTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tier.put(encoded(make_entry(1)))
+    tier.put(stored_form(make_entry(1)))
     monkeypatch.setattr(os, "open", raising(os_error(errno.EMFILE)))
     assert not served(tier, make_entry(1))
     monkeypatch.undo()
@@ -277,7 +277,7 @@ def test_a_lease_may_be_closed_while_another_thread_reads(tier: DiskTier) -> Non
     file's.
     """
     for number in range(8):
-        tier.put(encoded(make_entry(number)))
+        tier.put(stored_form(make_entry(number)))
 
     def read(number: int) -> None:
         lease = tier.lease(IDENTITY, ids_of(number))
@@ -299,26 +299,26 @@ def test_a_lease_may_be_closed_while_another_thread_reads(tier: DiskTier) -> Non
 
 def test_an_abandoned_lease_unpins_its_entry(tmp_path: Path) -> None:
     with closing(open_tier(tmp_path, capacity=1)) as tier:
-        tier.put(encoded(make_entry(1)))
+        tier.put(stored_form(make_entry(1)))
         lease = tier.lease(IDENTITY, ids_of(1))
-        assert not tier.put(encoded(make_entry(2)))
+        assert not tier.put(stored_form(make_entry(2)))
         del lease
-        assert tier.put(encoded(make_entry(2)))
+        assert tier.put(stored_form(make_entry(2)))
 
 
 def test_a_lease_stays_readable_after_its_tier_is_closed(tier: DiskTier) -> None:
-    tier.put(encoded(make_entry(1)))
+    tier.put(stored_form(make_entry(1)))
     with leased(tier, make_entry(1)) as lease:
         tier.close()
         assert same(read_all(lease), make_entry(1))
     assert tier.lease(IDENTITY, ids_of(1)) is None
-    assert not tier.put(encoded(make_entry(2)))
+    assert not tier.put(stored_form(make_entry(2)))
 
 
 def test_a_deletion_that_the_disk_refuses_raises_and_the_entry_stays(
     tier: DiskTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tier.put(encoded(make_entry(1)))
+    tier.put(stored_form(make_entry(1)))
     monkeypatch.setattr(Path, "unlink", raising(os_error(errno.EROFS)))
     with pytest.raises(StoreError, match="could not be deleted"):
         tier.delete(make_entry(1).info.key)
@@ -346,7 +346,7 @@ def test_a_read_that_fails_drops_the_entry_only_if_the_disk_cannot_give_its_byte
     tier: DiskTier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     stays = code != errno.EIO
-    tier.put(encoded(make_entry(1)))
+    tier.put(stored_form(make_entry(1)))
     with leased(tier, make_entry(1)) as lease, monkeypatch.context() as patch:
         patch.setattr(os, "preadv", raising(os_error(code)))
         with pytest.raises(EntryUnreachableError if stays else EntryDamagedError):
@@ -369,7 +369,7 @@ def test_collecting_garbage_leaves_an_entry_that_cannot_be_read_now(
 def test_a_lookup_that_fails_in_any_way_pins_nothing(
     tier: DiskTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tier.put(encoded(make_entry(1)))
+    tier.put(stored_form(make_entry(1)))
     with monkeypatch.context() as patch:
         patch.setattr(os, "pread", raising(MemoryError()))
         with pytest.raises(MemoryError):
@@ -381,7 +381,7 @@ def test_look_ups_go_on_while_the_disk_confirms_a_deletion(
     tier: DiskTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in (1, 2):
-        assert tier.put(encoded(make_entry(number)))
+        assert tier.put(stored_form(make_entry(number)))
     syncing = threading.Event()
     go_on = threading.Event()
 
@@ -405,7 +405,7 @@ def test_look_ups_go_on_while_the_disk_confirms_a_deletion(
 def test_a_deletion_that_the_disk_does_not_confirm_is_told_until_it_does(
     tier: DiskTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert tier.put(encoded(make_entry(1)))
+    assert tier.put(stored_form(make_entry(1)))
     key = make_entry(1).info.key
     with monkeypatch.context() as patch:
         patch.setattr(

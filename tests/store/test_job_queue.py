@@ -95,7 +95,7 @@ def test_a_flush_ends_when_the_jobs_it_waits_for_are_dropped() -> None:
     worker.submit(Job(lambda: None, key))
     flushing = begin(worker.flush)
     until(lambda: worker._flushes == 1)
-    assert worker.discard(key)
+    assert worker.cancel(key)
     may_end.set()
     flushing.join(60)
     assert not flushing.is_alive()

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.simulate import ALL_POLICIES, make_any_policy
+from ragkv.errors import StoreError
 from ragkv.store import LRU, EntryKey, Item, Policy, TurnSize, make_policy
 from ragkv.store.policies import Cut, PolicySettings
 from ragkv.store.tiers.ledger import MOST_NEWS, Ledger, Slot
@@ -188,3 +189,46 @@ def test_free_blocks_are_evicted_before_blocks_of_older_use() -> None:
         "b2",
         "b3",
     ]
+
+
+class Wrong(LRU):
+    """A policy that cuts what `cut` says, whatever is held."""
+
+    cut: Cut | None = None
+
+    def victim(self, pinned: Container[str], now: float) -> Cut | None:
+        return self.cut
+
+
+@pytest.mark.parametrize("cut", [None, Cut("b"), Cut("a", 5), Cut("c", whole=True)])
+def test_a_policy_that_cuts_nothing_ends_the_put_and_hangs_nothing(cut: Cut | None) -> None:
+    policy = Wrong()
+    shelf = Shelf(2, policy)
+    assert shelf.add(Item(EntryKey("a0"), 2, "a", 0))
+    policy.cut = cut
+    new = Item(EntryKey("new"), 1, "new", 0)
+    with pytest.raises(StoreError, match="cut"):
+        shelf.add(new)
+    policy.cut = Cut("a")
+    assert shelf.add(new) and [slot.item for slot in shelf.ledger.slots()] == [new]
+
+
+class Deaf(LRU):
+    """A policy that fails at each use of `a`."""
+
+    def used(self, group: str, now: float) -> None:
+        if group == "a":
+            raise RuntimeError("a")
+        super().used(group, now)
+
+
+def test_a_policy_that_fails_loses_no_other_news_and_fails_no_put() -> None:
+    shelf = Shelf(2, Deaf())
+    items = [Item(EntryKey(name), 1, name, 0) for name in "abc"]
+    shelf.add(items[0])
+    shelf.add(items[1])
+    slot = shelf.lease(items[0].key)
+    assert slot is not None
+    shelf.ledger.release(slot)
+    assert shelf.add(items[2])
+    assert {one.item.key.digest for one in shelf.ledger.slots()} == {"b", "c"}

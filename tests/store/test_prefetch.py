@@ -27,9 +27,9 @@ from ragkv.store import (
     make_policy,
     opening,
 )
-from ragkv.store.encoding import encoded
-from ragkv.store.entry import EncodedEntry
+from ragkv.store.entry import StoredEntry
 from ragkv.store.policies import Cut
+from ragkv.store.stored_form import stored_form
 from tests.scheduling.helpers import begin, together, until
 
 from .entries import IDENTITY, hint_of, ids_of, make_entry, open_leases, read_all, same
@@ -66,10 +66,10 @@ class _GatedLease(WrappedLease):
         assert self._tier.go.wait(20)
         return self.lease.read_layer(layer, out)
 
-    def read_encoded(self) -> EncodedEntry:
+    def read_entry(self) -> StoredEntry:
         for layer in range(self.info.layers):
             self.read_layer(layer)
-        return self.lease.read_encoded()
+        return self.lease.read_entry()
 
 
 class GatedStore:
@@ -79,7 +79,7 @@ class GatedStore:
         self.memory = MemoryTier(int(fits * SIZE), make_policy("lookahead"))
         self.files = DiskTier(directory, 10**7, LRU())
         for number in range(on_disk):
-            assert self.files.put(encoded(make_entry(number)))
+            assert self.files.put(stored_form(make_entry(number)))
         self.disk = GatedTier(self.files)
         self.store = Store([self.memory, self.disk], write_buffer_bytes=10**6)
 
@@ -149,7 +149,7 @@ def test_an_entry_that_waits_to_be_written_is_fetched_from_the_write_buffer(
 
 def test_prefetching_can_be_switched_off(tmp_path: Path) -> None:
     with opening.open_store(StoreConfig(directory=str(tmp_path), prefetch=False)) as store:
-        store.tiers[1].put(encoded(make_entry(1)))
+        store.tiers[1].put(stored_form(make_entry(1)))
         store.prefetcher.queued(hint_of(1))
         time.sleep(0.1)
         assert store.stats().tiers[0].entries == 0
@@ -202,7 +202,7 @@ def test_an_entry_that_cannot_be_read_is_tried_once_and_the_others_are_fetched(
     tmp_path: Path, failure: Failure, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = DiskTier(tmp_path, 10**7, LRU())
-    assert files.put(encoded(make_entry(0, layers=3))) and files.put(encoded(make_entry(1)))
+    assert files.put(stored_form(make_entry(0, layers=3))) and files.put(stored_form(make_entry(1)))
     disk = FailingTier(files, layers=[2], failure=failure)
     with Store(
         [MemoryTier(10**6, make_policy("lookahead")), disk], write_buffer_bytes=10**6
@@ -221,8 +221,8 @@ def test_an_entry_that_cannot_be_read_is_tried_once_and_the_others_are_fetched(
 def test_a_fetch_evicts_nothing_that_an_earlier_request_needs(open_store: OpenStore) -> None:
     gated = open_store(fits=2, on_disk=3)
     # the least recently used, and the first request in the queue needs it
-    gated.memory.put(encoded(make_entry(0)))
-    gated.memory.put(encoded(make_entry(1)))
+    gated.memory.put(stored_form(make_entry(0)))
+    gated.memory.put(stored_form(make_entry(1)))
     gated.store.prefetcher.queued(hint_of(0))
     gated.store.prefetcher.queued(hint_of(2))
     until(lambda: gated.in_memory() == {0, 2})
@@ -329,7 +329,7 @@ def test_a_request_costs_the_prefetcher_a_look_at_each_of_its_entries(length: in
     with Store([memory, files], write_buffer_bytes=10**6) as store:
         hints = [hint_of(number, length + number) for number in range(length)]
         for number in range(2 * length):
-            files.put(encoded(make_entry(number)))
+            files.put(stored_form(make_entry(number)))
         for hint in hints:
             store.prefetcher.queued(hint)
         store.flush()

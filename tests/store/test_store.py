@@ -27,9 +27,9 @@ from ragkv.store import (
     deleted_everywhere,
     open_store,
 )
-from ragkv.store.encoding import encoded
+from ragkv.store.stored_form import stored_form
 from ragkv.store.tiers.read_only import ReadOnlyDiskTier
-from tests.store.fakes import HeldWrites, WrappedTier
+from tests.store.fakes import HeldWrites, WrappedTier, memory_below
 
 from . import entries
 from .entries import IDENTITY, ids_of, leased, make_entry, read_all, same
@@ -58,14 +58,14 @@ def served(store: Store, number: int) -> bool:
     return found
 
 
-def kind_of_hit(store: Store, number: int) -> TierKind | None:
+def kind_of_hit(store: Store, number: int) -> str | None:
     with leased(store, make_entry(number)) as lease:
         return lease.kind
 
 
 def test_a_put_is_served_at_once_and_reaches_the_disk(store: Store, tmp_path: Path) -> None:
     store.put(make_entry(1))
-    assert kind_of_hit(store, 1) is TierKind.MEMORY
+    assert kind_of_hit(store, 1) == TierKind.MEMORY
     store.flush()
     memory, disk = store.stats().tiers
     assert (memory.entries, disk.entries) == (1, 1)
@@ -76,16 +76,16 @@ def test_what_was_stored_before_a_placement_is_placed_by_it(store: Store) -> Non
     store.put(make_entry(1))
     store.flush()
     store.limits.place_by(lambda *_: True)
-    assert kind_of_hit(store, 1) is TierKind.MEMORY
+    assert kind_of_hit(store, 1) == TierKind.MEMORY
     store.limits.place_by(lambda *_: False)
-    assert kind_of_hit(store, 1) is TierKind.DISK
+    assert kind_of_hit(store, 1) == TierKind.DISK
 
 
 def test_an_entry_that_no_tier_below_has_stays_in_memory() -> None:
     with open_store(config(None)) as store:
         store.put(make_entry(1))
         store.limits.place_by(lambda *_: False)
-        assert kind_of_hit(store, 1) is TierKind.MEMORY
+        assert kind_of_hit(store, 1) == TierKind.MEMORY
 
 
 def test_every_entry_reaches_the_disk_even_if_memory_is_small(tmp_path: Path) -> None:
@@ -147,10 +147,12 @@ def test_a_deletion_reaches_every_tier_and_the_write_buffer(
 
 def test_a_tier_that_cannot_delete_keeps_no_other_tier_and_no_other_key_from_it() -> None:
     class Refusing(WrappedTier):
+        kind = "refusing"
+
         def delete(self, key: EntryKey) -> bool:
             raise StoreError(f"{key} is on a disk that failed")
 
-    lower = MemoryTier(10**6, LRU())
+    lower = memory_below()
     keys = [make_entry(number).info.key for number in range(2)]
     with Store(
         [MemoryTier(10**6, LRU()), Refusing(lower), lower], write_buffer_bytes=10**6
@@ -167,10 +169,10 @@ def test_an_entry_is_not_copied_up_after_a_deletion_that_failed_in_another_tier(
         def delete(self, key: EntryKey) -> bool:
             raise StoreError(f"{key} is on a server that is away")
 
-    fastest, lower = MemoryTier(10**6, LRU()), MemoryTier(10**6, LRU())
+    fastest, lower = MemoryTier(10**6, LRU()), memory_below()
     entry = make_entry(1)
-    lower.put(encoded(entry))
-    other = Refusing(MemoryTier(10**6, LRU()))
+    lower.put(stored_form(entry))
+    other = Refusing(memory_below("other"))
     with Store([fastest, lower, other], write_buffer_bytes=10**6) as store:
         lease = leased(store, entry)
         with pytest.raises(StoreError):
@@ -214,7 +216,7 @@ def test_an_entry_deleted_during_its_lookup_is_not_promoted(tmp_path: Path) -> N
             return lease
 
     disk = DiskTier(tmp_path, 10**6, LRU())
-    disk.put(encoded(make_entry(1)))
+    disk.put(stored_form(make_entry(1)))
     with Store([MemoryTier(10**6, LRU()), DeletingTier(disk)], write_buffer_bytes=10**6) as store:
         leased(store, make_entry(1)).close()
         store.flush()
@@ -234,7 +236,7 @@ def test_without_memory_a_hit_is_copied_to_a_disk_that_may_be_written_and_to_no_
             disk = ReadOnlyDiskTier(tmp_path)
         server = MemoryTier(10**6, LRU())
         number = 1 + read_only
-        server.put(encoded(make_entry(number)))
+        server.put(stored_form(make_entry(number)))
         with Store([disk, Server(server)], write_buffer_bytes=10**6) as store:
             leased(store, make_entry(number)).close()
             store.flush()
@@ -253,10 +255,10 @@ def test_a_deletion_that_a_server_keeps_waiting_holds_up_no_other_copy_or_deleti
                 assert self.go_on.wait(60)
             return self.tier.delete(key)
 
-    fastest, lower = MemoryTier(10**6, LRU()), MemoryTier(10**6, LRU())
-    server = Slow(MemoryTier(10**6, LRU()))
+    fastest, lower = MemoryTier(10**6, LRU()), memory_below()
+    server = Slow(memory_below("server"))
     for number in range(3):
-        lower.put(encoded(make_entry(number)))
+        lower.put(stored_form(make_entry(number)))
     with (
         Store([fastest, lower, server], write_buffer_bytes=10**6) as store,
         ThreadPoolExecutor() as pool,
@@ -281,8 +283,8 @@ def test_an_entry_found_while_it_is_being_deleted_is_not_copied_up() -> None:
             store._copies.flush()
             return self.tier.delete(key)
 
-    lower = Finding(MemoryTier(10**6, LRU()))
-    lower.put(encoded(make_entry(1)))
+    lower = Finding(memory_below())
+    lower.put(stored_form(make_entry(1)))
     with Store([MemoryTier(10**6, LRU()), lower], write_buffer_bytes=10**6) as store:
         assert store.delete(make_entry(1).info.key)
         store.flush()
@@ -295,8 +297,8 @@ def test_an_entry_deleted_while_it_is_copied_to_a_tier_that_lacks_it_does_not_co
             store.delete(entry.info.key)
             return self.tier.put(entry)
 
-    upper, lower = MemoryTier(10**6, LRU()), DeletedMeanwhile(MemoryTier(10**6, LRU()))
-    upper.put(encoded(make_entry(1)))
+    upper, lower = memory_below("upper"), DeletedMeanwhile(memory_below("lower"))
+    upper.put(stored_form(make_entry(1)))
     with Store([MemoryTier(10**6, LRU()), upper, lower], write_buffer_bytes=10**6) as store:
         assert not store.durable.ensure(IDENTITY, ids_of(1))
         assert not store.contains(make_entry(1).info.key)
@@ -348,6 +350,7 @@ def test_a_failing_tier_is_a_miss_and_fails_no_request(
 
 def test_a_write_that_raises_is_counted_as_dropped() -> None:
     tiers = [MemoryTier(10**6, LRU()), Broken(10**6, LRU())]
+    tiers[1].kind = "broken"
     with Store(tiers, write_buffer_bytes=10**6) as store:
         store.put(make_entry(1))
         store.flush()
@@ -391,6 +394,12 @@ def test_a_store_that_is_open_when_the_process_ends_writes_what_waits(tmp_path: 
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
     with open_store(config(tmp_path)) as again:
         assert again.stats().tiers[1].entries == 20
+
+
+def test_a_store_has_one_tier_of_a_kind() -> None:
+    tiers = [MemoryTier(10**6, LRU()), MemoryTier(10**6, LRU())]
+    with pytest.raises(ValueError, match="memory, memory"):
+        Store(tiers, write_buffer_bytes=0)
 
 
 @pytest.mark.gpu

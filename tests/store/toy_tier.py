@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 
 from ragkv.errors import EntryDamagedError
-from ragkv.store import EntryInfo, EntryKey, Identity, Tier, TierKind, TierStats
-from ragkv.store.entry import EncodedEntry
+from ragkv.store import EntryInfo, EntryKey, Identity, Tier, TierStats
+from ragkv.store.entry import StoredEntry
 from ragkv.store.opening import TierRequest
 from ragkv.store.record import RecordHead, bytes_of, parse_head, record_of
 from ragkv.store.tiers import StoredLease
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 class ToyLease(StoredLease):
     """A record in memory. Nothing has to be released: the bytes are the lease's own."""
 
-    kind = TierKind.DISK
+    kind = "toy"
 
     def __init__(self, tier: "ToyTier", head: RecordHead, record: bytes) -> None:
         super().__init__(head)
@@ -49,11 +49,12 @@ class ToyLease(StoredLease):
 class ToyTier(Tier):
     """At most `capacity_bytes` of records; the one that was put first goes first."""
 
-    kind = TierKind.DISK
+    kind = "toy"
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
         self._records: OrderedDict[EntryKey, bytes] = OrderedDict()
+        self._used_bytes = 0  # of the records
         self._counts = dict.fromkeys(
             ("hits", "misses", "evictions", "damaged", "read_bytes", "written_bytes"), 0
         )
@@ -76,7 +77,7 @@ class ToyTier(Tier):
         self.count(misses=1)
         return None
 
-    def put(self, entry: EncodedEntry) -> bool:
+    def put(self, entry: StoredEntry) -> bool:
         head, layers = record_of(entry)
         record = b"".join([head, *layers])
         with self._lock:
@@ -85,8 +86,10 @@ class ToyTier(Tier):
             if len(record) > self._capacity_bytes:
                 return False
             self._records[entry.info.key] = record
-            while self._used > self._capacity_bytes:
-                self._records.popitem(last=False)
+            self._used_bytes += len(record)
+            while self._used_bytes > self._capacity_bytes:
+                _, first = self._records.popitem(last=False)
+                self._used_bytes -= len(first)
                 self._counts["evictions"] += 1
         self.count(written_bytes=len(record))
         return True
@@ -97,7 +100,9 @@ class ToyTier(Tier):
 
     def delete(self, key: EntryKey) -> bool:
         with self._lock:
-            return self._records.pop(key, None) is not None
+            record = self._records.pop(key, b"")
+            self._used_bytes -= len(record)
+            return bool(record)
 
     def scan(self) -> Iterator[tuple[EntryKey, EntryInfo | None]]:
         with self._lock:
@@ -113,17 +118,15 @@ class ToyTier(Tier):
     def stats(self) -> TierStats:
         with self._lock:
             held = len(self._records)
-            return TierStats(self.kind, held, self._used, self._capacity_bytes, **self._counts)
+            return TierStats(
+                self.kind, held, self._used_bytes, self._capacity_bytes, **self._counts
+            )
 
     def scratch(self, folder: Path) -> "ToyTier":
         return ToyTier(UNLIMITED_BYTES)
 
     def close(self) -> None:
         """Nothing is open."""
-
-    @property
-    def _used(self) -> int:
-        return sum(map(len, self._records.values()))
 
     def count(self, **more: int) -> None:
         """Add to the counts."""
@@ -133,5 +136,5 @@ class ToyTier(Tier):
 
 
 def open_toy(asked: TierRequest) -> ToyTier:
-    """What a line of `TIERS` names."""
+    """What a row of `TIERS` names."""
     return ToyTier(asked.config.disk_bytes)

@@ -76,8 +76,7 @@ async def stats(call: ApiCallDep) -> StatsResponse:
             dtype=found.dtype,
             context_tokens=engine.model.adapter.context_length,
             tiers=[
-                TierInfo(tier=tier.kind.value, **dataclasses.asdict(tier))
-                for tier in found.store.tiers
+                TierInfo(tier=tier.kind, **dataclasses.asdict(tier)) for tier in found.store.tiers
             ],
             ratio=chosen["ratio"],
             selector=chosen["selector"],

@@ -56,7 +56,7 @@ class StagedReader(LayerReader):
         self._copier.arrived(layer, self.buffer)
 
     def _ring_bytes(self, lease: Lease) -> int:
-        return 0 if lease.kind is TierKind.MEMORY else _stored_bytes(lease)
+        return 0 if lease.kind == TierKind.MEMORY else _stored_bytes(lease)
 
     def _in_ring(self, lease: Lease, piece: torch.Tensor) -> torch.Tensor:
         layout = lease.codec.layout(lease.info.shape, lease.info.dtype)

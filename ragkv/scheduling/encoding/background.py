@@ -276,11 +276,13 @@ class BackgroundEncoder:
             return
         with self.idle_time.encoding():
             (entry,) = self.encoder.chunks([wanted])
-        encoded = self.store.encoded(entry)  # takes a while, and a request may need the lock below
+        stored = self.store.stored_form(
+            entry
+        )  # takes a while, and a request may need the lock below
         with self._changed:  # so that it is not cancelled while it is put
             if self._current != wanted:  # deleted meanwhile
                 return
-            self.store.put(encoded)
+            self.store.put(stored)
 
     def _is_stored(self, wanted: _Ids) -> bool:
         """Whether the entry is stored and sound."""

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..entry import EncodedEntry, EntryInfo, EntryKey, Identity
+from ..entry import EntryInfo, EntryKey, Identity, StoredEntry
 from .lease import Lease
 from .ledger import Ledger
-from .stats import TierKind, TierStats
+from .stats import TierStats
 
 UNLIMITED_BYTES = 2**62  # a capacity that nothing fills
 
@@ -20,10 +20,12 @@ UNLIMITED_BYTES = 2**62  # a capacity that nothing fills
 class Tier(ABC):
     """A bounded place that holds entries. What is not abstract has a meaning for some tiers alone."""
 
-    kind: TierKind
+    kind: str  # its name in settings, reports and profiles: a store has one tier of a kind
     # what it holds, if it evicts by a policy
     ledger: Ledger[Any] | None = None
     read_only: bool = False  # `put` and `delete` raise `StoreReadOnlyError`
+    # entries are copied to a device from its memory, which is page-locked for that
+    page_locked: bool = False
     # a call may take as long as its timeout; other processes write and delete there as well
     is_remote: bool = False
 
@@ -32,7 +34,7 @@ class Tier(ABC):
         """Pin and open the entry of these tokens, or `None`. Counts as a use."""
 
     @abstractmethod
-    def put(self, entry: EncodedEntry) -> bool:
+    def put(self, entry: StoredEntry) -> bool:
         """Store `entry`, evicting others if needed; returns when it is durable.
 
         `False` if it was not stored: it is larger than the tier, everything is pinned, the policy

@@ -22,7 +22,7 @@ import torch
 
 from ragkv.errors import EntryDamagedError, EntryUnreachableError, StoreError
 
-from ..entry import EncodedEntry, EntryInfo, EntryKey, Identity
+from ..entry import EntryInfo, EntryKey, Identity, StoredEntry
 from ..policies import LRU, Policy
 from ..record import OtherVersionError, RecordHead, bytes_of, read_head, read_info
 from .base import UNLIMITED_BYTES, Tier
@@ -51,7 +51,7 @@ class DiskTier(Tier):
 
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
         def opened(slot: Slot[str]) -> Lease | None:
-            drop = partial(self.ledger.drop, slot)
+            drop = partial(self.ledger.drop_damaged, slot)
             try:
                 lease = open_lease(
                     slot.payload,
@@ -70,7 +70,7 @@ class DiskTier(Tier):
 
         return self.ledger.lease(identity.key(token_ids), opened)
 
-    def put(self, entry: EncodedEntry) -> bool:
+    def put(self, entry: StoredEntry) -> bool:
         return self._files.put(entry)
 
     def contains(self, key: EntryKey) -> bool:
@@ -91,9 +91,9 @@ class DiskTier(Tier):
             except OtherVersionError:
                 pass  # it takes space, and `gc` removes it
             except EntryDamagedError as error:
-                self.ledger.drop(slot, error)
+                self.ledger.drop_damaged(slot, error)
             except OSError as error:
-                self.ledger.drop(slot, unread(key, "its file", error))
+                self.ledger.drop_damaged(slot, unread(key, "its file", error))
                 continue  # it is dropped already, or `gc` must leave it
             yield key, info
 

@@ -34,7 +34,7 @@ from ragkv.errors import StoreError
 from ragkv.runtime import make_private_folder, replace_file, sync
 
 from .. import writer_lock
-from ..entry import EncodedEntry, EntryKey
+from ..entry import EntryKey, StoredEntry
 from ..policies import Item, Policy
 from ..record import record_of
 from .ledger import Ledger
@@ -82,7 +82,7 @@ class EntryFiles:
 
     def __init__(self, root: Path, capacity_bytes: int, policy: Policy) -> None:
         """See `DiskTier`."""
-        self.ledger: Ledger[str] = Ledger(capacity_bytes, policy, discard)  # of paths
+        self.ledger: Ledger[str] = Ledger(capacity_bytes, policy, delete_file)  # of paths
         self._root = root
         self._drafts = root / "tmp"
         self._capacity_bytes = capacity_bytes  # of which others may take some
@@ -103,11 +103,11 @@ class EntryFiles:
         for file in files:
             # a copied directory may have two files of an entry; the capacity may be smaller now
             if file.item.key in self.ledger or not self.ledger.make_room(file.item, file.used):
-                discard(file.path)
+                delete_file(file.path)
             else:
                 self.ledger.add(file.item, file.path, file.used)
 
-    def put(self, entry: EncodedEntry) -> bool:
+    def put(self, entry: StoredEntry) -> bool:
         """See `Tier.put`."""
         key = entry.info.key
         with self._writing:
@@ -203,8 +203,8 @@ class EntryFiles:
                 ) from error
 
 
-def discard(path: str) -> None:
-    """Remove the file of an entry that was evicted or is damaged. A power cut may undo it."""
+def delete_file(path: str) -> None:
+    """Delete the file of an entry that was evicted or is damaged. A power cut may undo it."""
     try:
         Path(path).unlink(missing_ok=True)
     except OSError as error:

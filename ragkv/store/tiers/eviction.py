@@ -7,6 +7,8 @@ entry for which there is room.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ragkv.errors import StoreError
+
 from ..policies import Cut, Item
 
 if TYPE_CHECKING:
@@ -22,13 +24,15 @@ class Eviction:
     ledger: "Ledger[Any]"
 
     def shrink(self, now: float) -> None:
-        """Evict what is not leased until what is held fits."""
+        """Evict what is not leased until what is held fits. Raises `StoreError` for a policy that
+        names nothing to evict.
+        """
         ledger = self.ledger
         while ledger.used_bytes > max(ledger.capacity_bytes, ledger.leased_bytes):
-            self._take(self._victim(now), 0)
+            self._evict(self._victim(now), 0)
 
     def make_room(self, item: Item, now: float) -> bool:
-        """Evict until `item` fits.
+        """Evict until `item` fits. Raises as `shrink` does.
 
         `False` if `item` cannot fit, and then nothing was evicted, or if the policy prefers to lose
         `item` over what is held.
@@ -37,14 +41,22 @@ class Eviction:
         if item.size > ledger.capacity_bytes - ledger.leased_bytes:
             return False
         self._announce(item, now)
-        while not ledger.has_room(item.size):
-            cut = self._victim(now)
-            is_refused = self._is_in(item, cut)
-            if cut.whole or not is_refused:
-                self._take(cut, item.size)
-            if is_refused:
+        fits = False
+        try:
+            fits = self._evict_for(item, now)
+        finally:
+            if not fits:
                 ledger.cancel(item)
+        return fits
+
+    def _evict_for(self, item: Item, now: float) -> bool:
+        while not self.ledger.has_room(item.size):
+            cut = self._victim(now)
+            if self._is_in(item, cut):
+                if cut.whole:
+                    self._take(cut, item.size)
                 return False
+            self._evict(cut, item.size)
         return True
 
     def _announce(self, item: Item, now: float) -> None:
@@ -57,10 +69,12 @@ class Eviction:
 
     def _victim(self, now: float) -> Cut:
         leased = self.ledger.leased
-        cut = self.ledger.informed_policy().victim(leased, now)
-        assert cut is not None and cut.group not in leased, (
-            "a policy must cut while a group is not leased"
-        )
+        policy = self.ledger.informed_policy()
+        cut = policy.victim(leased, now)
+        if cut is None or cut.group in leased:
+            raise StoreError(
+                f"The policy {type(policy).__name__} must cut a group that is not leased, not {cut}."
+            )
         return cut
 
     def _is_in(self, item: Item, cut: Cut) -> bool:
@@ -70,14 +84,23 @@ class Eviction:
         group = self.ledger.groups.get(cut.group)
         return item.index >= max(cut.keep, 0 if group is None else group.extent)
 
-    def _take(self, cut: Cut, size: int) -> None:
-        """Evict a group's last blocks, down to the cut, or until `size` bytes are free."""
+    def _evict(self, cut: Cut, size: int) -> None:
+        """Take what is cut. Raises `StoreError` if that is nothing: the policy would name it again,
+        for ever.
+        """
+        if not self._take(cut, size):
+            raise StoreError(f"The policy cut {cut}, of which nothing is held.")
+
+    def _take(self, cut: Cut, size: int) -> bool:
+        """Evict a group's last blocks, down to the cut, or until `size` bytes are free; whether
+        there were any.
+        """
         ledger = self.ledger
         group = ledger.groups.get(cut.group)
+        took = False
         while group is not None and group.slots and group.slots[-1].item.index >= cut.keep:
             if not cut.whole and ledger.has_room(size):
-                return
-            slot = group.slots[-1]
-            ledger.remove(slot.item.key)
-            ledger.counts.evictions += 1
-            ledger.discard(slot.payload)
+                break
+            ledger.evict(group.slots[-1])
+            took = True
+        return took

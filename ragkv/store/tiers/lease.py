@@ -15,16 +15,15 @@ from ragkv.errors import EntryDamagedError
 from ragkv.runtime import Closing
 
 from ..codecs import RAW, Codec
-from ..entry import EncodedEntry, EntryInfo
+from ..entry import EntryInfo, StoredEntry
 from ..record import RecordHead
-from .stats import TierKind
 
 
 class Lease(Closing):
     """One entry held for reading. Use it as a context manager."""
 
     info: EntryInfo
-    kind: TierKind
+    kind: str  # of the tier
     # `read_layer` returns views of the tier's own storage and needs no `out`
     in_place: bool = False
     codec: Codec = RAW  # of the stored layers
@@ -54,7 +53,7 @@ class Lease(Closing):
         return self.read_layer(layer, out)
 
     @abstractmethod
-    def read_encoded(self) -> EncodedEntry:
+    def read_entry(self) -> StoredEntry:
         """A verified copy of the entry as it is stored. Raises as `read_layer` does."""
 
     @abstractmethod
@@ -106,14 +105,14 @@ class StoredLease(Lease):
             raise
         return stored
 
-    def read_encoded(self) -> EncodedEntry:
+    def read_entry(self) -> StoredEntry:
         info = self.info
         codec = self._head.codec
         layout = codec.layout(info.shape, info.dtype)
         layers = torch.empty((info.layers, *layout.shape), dtype=layout.dtype)
         for number, layer in enumerate(layers):
             self._read(number, layer)
-        return EncodedEntry(info, codec, layers)
+        return StoredEntry(info, codec, layers)
 
     # an abandoned lease must not keep its pin, its descriptor or its part of a cache for ever
     def __del__(self) -> None:

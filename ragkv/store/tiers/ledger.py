@@ -19,14 +19,14 @@ from ragkv.errors import EntryDamagedError, EntryUnreachableError
 from ..entry import EntryKey
 from ..policies import Item, Policy
 from .eviction import Eviction
-from .stats import Counts, TierKind, TierStats
+from .stats import Counts, TierStats
 
 log = logging.getLogger(__name__)
 
 P = TypeVar("P")
 L = TypeVar("L")
 
-MOST_NEWS = 1024  # are kept for a policy that is asked nothing
+MOST_NEWS = 1024  # The policy is told at the latest when so many pieces of news wait.
 
 
 @dataclass(slots=True, eq=False)
@@ -53,16 +53,18 @@ class Group(Generic[P]):
 
 
 class Ledger(Generic[P]):
-    """What a tier holds. All methods are thread-safe. Who needs several steps in one holds `lock`."""
+    """What a tier holds. All methods are thread-safe. A caller holds `lock` to make several calls in
+    one step.
+    """
 
     def __init__(
         self,
         capacity_bytes: int,
         policy: Policy,
-        discard: Callable[[P], object] = lambda _: None,
+        delete: Callable[[P], object] = lambda _: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`discard` is told the payload of an item that was evicted, or dropped as damaged."""
+        """`delete` is given the payload of an item that was evicted, or dropped as damaged."""
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
         self.groups: dict[str, Group[P]] = {}  # by name
@@ -75,7 +77,7 @@ class Ledger(Generic[P]):
         self._eviction = Eviction(self)
         self._policy = policy
         self._news: list[Callable[[Policy], object]] = []
-        self.discard = discard
+        self._delete = delete
         self._clock = clock
 
     def __contains__(self, key: object) -> bool:
@@ -92,7 +94,7 @@ class Ledger(Generic[P]):
         with self.lock:
             return list(self._slots.values())
 
-    def stats(self, kind: TierKind) -> TierStats:
+    def stats(self, kind: str) -> TierStats:
         """What a tier of that kind holds, and its counts."""
         with self.lock:
             held = len(self._slots), self.used_bytes, self.capacity_bytes
@@ -196,7 +198,13 @@ class Ledger(Generic[P]):
             self._report(slot.item)
         return slot
 
-    def drop(self, slot: Slot[P], why: EntryDamagedError) -> None:
+    def evict(self, slot: Slot[P]) -> None:
+        """Remove an item to make room. Needs `lock`."""
+        self.remove(slot.item.key)
+        self.counts.evictions += 1
+        self._delete(slot.payload)
+
+    def drop_damaged(self, slot: Slot[P], why: EntryDamagedError) -> None:
         """Drop an item that is damaged. One that could not be read now stays."""
         with self.lock:
             if self._slots.get(slot.item.key) is not slot:
@@ -205,7 +213,7 @@ class Ledger(Generic[P]):
             if not isinstance(why, EntryUnreachableError):
                 self.counts.damaged += 1
                 self.remove(slot.item.key)
-                self.discard(slot.payload)
+                self._delete(slot.payload)
 
     def resize(self, capacity_bytes: int) -> None:
         """Change the capacity; what does not fit any more and is not leased is evicted."""
@@ -240,7 +248,10 @@ class Ledger(Generic[P]):
         untold = self._news
         self._news = []
         for news in untold:
-            news(self._policy)
+            try:
+                news(self._policy)
+            except Exception:  # it keeps no other news from the policy
+                log.exception("A policy failed; it goes on without one piece of news.")
         return self._policy
 
     def _report(self, item: Item, used: float | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The memory tier: encoded entries in host memory, bounded by the bytes of their tensors.
+"""The memory tier: entries in host memory in their stored form, bounded by the bytes of their tensors.
 
 Raw entries are served as views, without a copy. Other codecs decode into the reader's buffer. If
 CUDA will read the entries, they are page-locked, and copied to the device in their stored form. If
@@ -16,9 +16,9 @@ import torch
 from ragkv.errors import EntryDamagedError
 
 from ..codecs import RAW
-from ..encoding import encoded
-from ..entry import EncodedEntry, Entry, EntryInfo, EntryKey, Identity
+from ..entry import Entry, EntryInfo, EntryKey, Identity, StoredEntry
 from ..policies import Item, Policy
+from ..stored_form import stored_form
 from .base import Tier
 from .lease import Lease
 from .ledger import Ledger, Slot
@@ -36,13 +36,13 @@ class MemoryLease(Lease):
 
     def __init__(
         self,
-        entry: Entry | EncodedEntry,
+        entry: Entry | StoredEntry,
         on_read: Callable[[int], object] = lambda _: None,
         on_release: Callable[[], None] = lambda: None,
     ) -> None:
         """An `Entry` is served as it is, whatever codec its identity names."""
         if isinstance(entry, Entry):
-            entry = EncodedEntry(entry.info, RAW, entry.kv)
+            entry = StoredEntry(entry.info, RAW, entry.kv)
         self.info = entry.info
         self.in_place = entry.codec.in_place
         self.codec = entry.codec
@@ -67,7 +67,7 @@ class MemoryLease(Lease):
         self._on_read(self._layer_bytes)
         return self._entry.layers[layer]
 
-    def read_encoded(self) -> EncodedEntry:
+    def read_entry(self) -> StoredEntry:
         """The stored entry itself, because it is immutable."""
         self._on_read(self.stored_bytes)
         return self._entry
@@ -83,7 +83,7 @@ class MemoryTier(Tier):
     """Entries in host memory."""
 
     kind = TierKind.MEMORY
-    ledger: Ledger[EncodedEntry]
+    ledger: Ledger[StoredEntry]
 
     def __init__(
         self,
@@ -93,28 +93,28 @@ class MemoryTier(Tier):
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.ledger = Ledger(capacity_bytes, policy, clock=clock)
-        self._page_locked = page_locked and torch.cuda.is_available()
+        self.page_locked = page_locked and torch.cuda.is_available()
 
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> Lease | None:
-        def opened(slot: Slot[EncodedEntry]) -> Lease | None:
+        def opened(slot: Slot[StoredEntry]) -> Lease | None:
             try:
                 slot.payload.info.check(identity, token_ids)
             except EntryDamagedError as error:
-                self.ledger.drop(slot, error)
+                self.ledger.drop_damaged(slot, error)
                 return None
             release = partial(self.ledger.release, slot)
             return MemoryLease(slot.payload, self.ledger.count_read, release)
 
         return self.ledger.lease(identity.key(token_ids), opened)
 
-    def put(self, entry: EncodedEntry) -> bool:
+    def put(self, entry: StoredEntry) -> bool:
         item = Item(entry.info.key, self._footprint(entry), entry.info.group, entry.info.index)
         if self.contains(item.key):
             return True
         if item.size > self.ledger.capacity_bytes:
             return False
-        if self._page_locked:  # without the lock: it may take long
-            entry = encoded(entry, page_locked=True)
+        if self.page_locked:  # without the lock: it may take long
+            entry = stored_form(entry, page_locked=True)
         with self.ledger.lock:
             if item.key in self.ledger:
                 return True
@@ -140,8 +140,8 @@ class MemoryTier(Tier):
         """Drop every entry. Open leases stay readable."""
         self.ledger.close()
 
-    def _footprint(self, entry: EncodedEntry) -> int:
+    def _footprint(self, entry: StoredEntry) -> int:
         """Bytes that the entry takes here: torch allocates page-locked memory in powers of two."""
-        if not self._page_locked:
+        if not self.page_locked:
             return entry.size_bytes
         return 1 << (entry.size_bytes - 1).bit_length()

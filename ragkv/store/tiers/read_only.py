@@ -21,7 +21,7 @@ from ragkv.errors import (
     StoreReadOnlyError,
 )
 
-from ..entry import EncodedEntry, EntryInfo, EntryKey, Identity
+from ..entry import EntryInfo, EntryKey, Identity, StoredEntry
 from ..policies import LRU, Item
 from ..record import OtherVersionError, read_info
 from .base import UNLIMITED_BYTES, Tier
@@ -71,7 +71,7 @@ class ReadOnlyDiskTier(Tier):
             self._counts.misses += lease is None
         return lease
 
-    def put(self, entry: EncodedEntry) -> bool:
+    def put(self, entry: StoredEntry) -> bool:
         """Raises `StoreReadOnlyError`."""
         self._refuse(f"store entry {entry.info.key}")
 

@@ -1,11 +1,10 @@
 """Statistics of a tier, and of a store's tiers."""
 
 from dataclasses import dataclass
-from enum import Enum
 
 
-class TierKind(Enum):
-    """Where an entry is stored."""
+class TierKind:
+    """The kinds of the tiers that ship. Another tier has a name of its own."""
 
     MEMORY = "memory"
     DISK = "disk"
@@ -28,7 +27,7 @@ class RemoteStats:
 class TierStats:
     """What a tier holds, and what happened since it was opened."""
 
-    kind: TierKind
+    kind: str
     entries: int | None
     used_bytes: int | None
     # these three are None of shared storage, which counts and bounds itself

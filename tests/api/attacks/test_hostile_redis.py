@@ -19,16 +19,16 @@ from ragkv import Engine
 from ragkv.cluster import entry_values
 from ragkv.cluster.redis_client import RedisClient as Client
 from ragkv.config import RedisConfig
-from ragkv.conversations import manifest
 from ragkv.errors import RemoteError
+from ragkv.sessions import manifest
 from ragkv.store import EntryKey
-from ragkv.store.encoding import encoded
 from ragkv.store.record import CHECKSUM_CHARS, checksum
+from ragkv.store.stored_form import stored_form
 from tests.cluster.faulty_proxy import Proxy
 from tests.cluster.helpers import hit, redis_store, unique_prefix
 from tests.cluster.servers import LOOPBACK, RedisServer
-from tests.conversations.helpers import ask, engine_at, is_full_prefill, question
 from tests.engine.helpers import A, B
+from tests.sessions.helpers import ask, engine_at, is_full_prefill, question
 from tests.store.entries import make_entry
 
 pytestmark = pytest.mark.enable_socket
@@ -200,7 +200,7 @@ def test_an_engine_computes_what_a_forged_entry_has_in_another_shape(
         kv = make_entry(1).kv.new_zeros((1, *forged.shape), dtype=info.dtype)
         entry = replace(make_entry(1), info=forged, kv=kv)
         for layer_group, value in enumerate(
-            entry_values.pack(encoded(entry), config.group_bytes, checksum)
+            entry_values.pack(stored_form(entry), config.group_bytes, checksum)
         ):
             vandal.client.hset(vandal.entry(info.key), layer_group, value)
         answer = engine.answer(question(0), [A], max_new_tokens=4)
@@ -356,8 +356,8 @@ def test_lists_and_deletions_survive_forged_rows(
     vandal.client.hset(summaries, mapping={row: row})
     vandal.client.xadd(summaries.replace("summaries", "deletions"), {"keys": row, "by": "attacker"})
     time.sleep(0.1)
-    assert [info.session_id for info in engine.conversations.list()] == ["s"]
-    assert "s" in engine.conversations.ids()
+    assert [info.session_id for info in engine.sessions.list()] == ["s"]
+    assert "s" in engine.sessions.ids()
     is_full_prefill(engine, engine.session("s"), 1, ratio=1.0)
 
 

@@ -70,7 +70,7 @@ def check_confirmed(home: Path, model: Path, lines: list[dict[str, Any]]) -> Non
             document = corpus.index.contents.document(path)
             assert document is not None, f"{path} was confirmed and is lost"
             assert document.text == Path(path).read_text()
-        (disk,) = (tier for tier in engine.stats().store.tiers if tier.kind.value == "disk")
+        (disk,) = (tier for tier in engine.stats().store.tiers if tier.kind == "disk")
         assert (disk.entries >= encoded, disk.damaged) == (True, 0)
 
 

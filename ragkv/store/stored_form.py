@@ -1,4 +1,4 @@
-"""Encodes an entry for its tiers, once, so that it is rounded only once.
+"""Brings an entry into the form in which tiers store it, once, so that it is rounded only once.
 
 The identity names its codec. If this codec cannot represent the values (NaN, infinities), the entry
 is stored raw. Then it takes more bytes, and is read back unchanged.
@@ -7,10 +7,10 @@ is stored raw. Then it takes more bytes, and is read back unchanged.
 import torch
 
 from .codecs import RAW, Codec, codec_of
-from .entry import EncodedEntry, Entry
+from .entry import Entry, StoredEntry
 
 
-def encoded(entry: Entry | EncodedEntry, page_locked: bool = False) -> EncodedEntry:
+def stored_form(entry: Entry | StoredEntry, page_locked: bool = False) -> StoredEntry:
     """`entry` in its identity's codec, in host memory, keeping nothing else alive. Itself, or its
     tensors, if it is so already.
 
@@ -19,16 +19,16 @@ def encoded(entry: Entry | EncodedEntry, page_locked: bool = False) -> EncodedEn
     """
     if isinstance(entry, Entry):
         codec = codec_of(entry.info.identity.codec)
-        layers = entry.kv if codec.in_place else _encoded_layers(codec, entry)
+        layers = entry.kv if codec.in_place else _stored_layers(codec, entry)
         if layers is None:
             codec = RAW
             layers = entry.kv
-        entry = EncodedEntry(entry.info, codec, layers)
+        entry = StoredEntry(entry.info, codec, layers)
     layers = _compact(entry.layers, page_locked and torch.cuda.is_available())
-    return entry if layers is entry.layers else EncodedEntry(entry.info, entry.codec, layers)
+    return entry if layers is entry.layers else StoredEntry(entry.info, entry.codec, layers)
 
 
-def _encoded_layers(codec: Codec, entry: Entry) -> torch.Tensor | None:
+def _stored_layers(codec: Codec, entry: Entry) -> torch.Tensor | None:
     """The stored layers, (L, ...), on the entry's device; `None` if the codec has no code for one
     of them.
     """
