@@ -29,8 +29,8 @@ from benchmarks import report
 from benchmarks.random_model import SHAPES, random_model
 from ragkv import Engine, EngineConfig, FusionConfig, Session, StoreConfig
 from ragkv.config import ControllerConfig
-from ragkv.conversations import Turn
 from ragkv.fusion.pipeline import layers_ahead
+from ragkv.sessions import Turn
 from ragkv.types import Answer
 from tests.store.fakes import ThrottledTier, store_of
 

@@ -19,6 +19,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ def cut(engine: Engine, session: Any, name: str, room: int) -> None:
         history = history.without(merged(unattended(engine, history), len(history)))
     else:
         history, _ = fitted(history, room, settings)
-    session._replace(History((), history.token_ids, history.parts) if name == TT else history)
+    kept = History((), history.token_ids, history.parts) if name == TT else history
+    session.commit(lambda state: replace(state, history=kept))
 
 
 @torch.no_grad()

@@ -18,10 +18,10 @@ from .errors import RagKVError
 from .types import Answer, Chunk, Citation, PromptSpan, Reuse, Text, Timing, TokenEvent
 
 if TYPE_CHECKING:
-    from .conversations import Session
     from .engine import Engine
     from .prompt.constraints import ResponseFormat
     from .retrieval.rag import Corpus, Rag
+    from .sessions import Session
 
 __version__ = "0.1.0"
 
@@ -30,7 +30,7 @@ _LAZY = {
     "Engine": ".engine",
     "Rag": ".retrieval.rag",
     "ResponseFormat": ".prompt.constraints",
-    "Session": ".conversations",
+    "Session": ".sessions",
 }
 
 

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from .config import MIB, EngineConfig
@@ -17,7 +18,6 @@ from .control import Controller, Methods, PresentProfile, Profiler
 from .control.gate_result import FILE_NAME as GATE_FILE
 from .control.gate_result import GateResult
 from .control.gate_result import load as load_gate_result
-from .conversations import SESSIONS, Conversations, HistoryBlocks, LazyStorage, Sessions
 from .entries import Entries
 from .fusion import Fusor, Readers
 from .prompt import (
@@ -34,6 +34,7 @@ from .prompt.template import template_runs
 from .runtime import close_elsewhere, is_missing
 from .scheduling import IdleTime, Scheduler
 from .scheduling.encoding import BackgroundEncoder, Encoder, neutral_ids
+from .sessions import SESSIONS, FolderStorage, HistoryBlocks, Sessions, SessionStorage
 from .store import Entry, Identity, JobQueue, Store, TierKind, open_store
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Parts:
     fusor: Fusor
     controller: Controller
     profiler: Profiler
-    conversations: Conversations
+    sessions: Sessions
     entries: Entries
     backend: AnswerBackend
 
@@ -80,7 +81,7 @@ class Parts:
         with ExitStack() as used:  # the last one first
             used.callback(self.fusor.readers.close)
             used.callback(self.store.close)
-            used.callback(self.conversations.close)
+            used.callback(self.sessions.close)
             used.callback(self.scheduler.close)  # after the pass under way
             try:
                 self.profiler.close()
@@ -113,11 +114,10 @@ def assembled(
             opened.callback(store.close)
         block_writer = _block_writer(model, config, store)
         opened.callback(block_writer.close)
-        storage = LazyStorage(config, block_writer.base, model.adapter.vocabulary)
+        storage = _session_storage(model, config, block_writer.base)
         blocks = HistoryBlocks(block_writer, storage)
         sessions = Sessions(model.adapter, runs, config, storage, blocks)
-        conversations = Conversations(sessions, model.adapter.kv_bytes_per_token)
-        opened.callback(conversations.close)
+        opened.callback(sessions.close)
         prefix_blocks = PrefixBlocks(
             model.identity_for(config), config.store.memory_bytes // PREFIX_SHARE
         )
@@ -138,7 +138,7 @@ def assembled(
             background=background,
             intake=intake,
             prefix_blocks=prefix_blocks,
-            telling=conversations.telling,
+            telling=sessions.telling,
             unused_note=unused,
         )
         readers = Readers(config.store.reader_threads)
@@ -173,8 +173,8 @@ def assembled(
         # Read once: no other process measures this store while it is open.
         if (profile := present.saved()) is not None:
             profiler.use(profile)
-        if _has_conversations(config, block_writer.store):
-            conversations.begin()
+        if _has_sessions(config, block_writer.store):
+            sessions.begin(_kept_in(config))
         if maker is None and _wants_profile(config):
             profiler.start()
         opened.pop_all()
@@ -186,7 +186,7 @@ def assembled(
         fusor,
         controller,
         profiler,
-        conversations,
+        sessions,
         entries,
         backend,
     )
@@ -202,7 +202,7 @@ def _store(model: SharedModel, config: EngineConfig) -> Store:
 
 
 def _block_writer(model: SharedModel, config: EngineConfig, store: Store) -> BlockWriter:
-    """What saves conversations: next to the chunks in `store`, or on disk in a directory of their
+    """What saves histories: next to the chunks in `store`, or on disk in a directory of their
     own. Its buffer has room for a whole context window, as far as memory may take that.
     """
     session = config.session
@@ -222,12 +222,29 @@ def _block_writer(model: SharedModel, config: EngineConfig, store: Store) -> Blo
     return BlockWriter(on_disk, base, worker, owns_store=True)
 
 
-def _has_conversations(config: EngineConfig, blocks: Store) -> bool:
-    """Whether earlier processes may have left conversations, or other replicas have some."""
-    directory = config.session.directory or config.store.directory
+def _kept_in(config: EngineConfig) -> Path | None:
+    """The folder for what sessions keep when the process ends; `None`: nothing."""
+    store = config.store
+    folder = config.session.directory or (None if store.read_only else store.directory)
+    return None if folder is None else Path(folder)
+
+
+def _session_storage(model: SharedModel, config: EngineConfig, base: Identity) -> SessionStorage:
+    """Where the states of sessions are kept. Nothing is read yet, and no server is asked."""
+    if not config.session.shared:
+        return FolderStorage(_kept_in(config), base)
+    # Imported by name: that package is above this one, and one machine alone never needs it.
+    open_shared: Callable[..., SessionStorage] = resolve_name("ragkv.cluster:open_session_storage")
+    # `EngineConfig` refuses shared sessions without a server
+    return open_shared(config.store.redis, base, model.adapter.vocabulary)
+
+
+def _has_sessions(config: EngineConfig, blocks: Store) -> bool:
+    """Whether earlier processes may have left sessions, or other replicas have some."""
+    folder = _kept_in(config)
     return (
         config.session.shared
-        or (directory is not None and Path(directory, SESSIONS).is_dir())
+        or (folder is not None and (folder / SESSIONS).is_dir())
         or any(tier.ledger is not None and tier.ledger.block_keys() for tier in blocks.tiers)
     )
 

@@ -17,7 +17,6 @@ from typing import Any, Self, Unpack
 
 from .assembly import BackendMaker, assembled
 from .config import EngineConfig
-from .conversations import Conversations, Session, Turn
 from .engine_stats import EngineStats
 from .entries import Entries
 from .errors import RagKVError
@@ -34,6 +33,7 @@ from .prompt import (
 )
 from .runtime import Claim, Closing, close_dropped, openmp
 from .runtime.arguments import check_kind
+from .sessions import Session, Sessions, Turn
 from .store import Store
 from .types import Answer, Chunk, TokenEvent
 
@@ -41,7 +41,7 @@ from .types import Answer, Chunk, TokenEvent
 class Engine(Closing):
     """One model, its store, and the path from question to answer.
 
-    `entries` and `conversations` are the doors to what is stored. Engines may share the `model`. The
+    `entries` and `sessions` are the doors to what is stored. Engines may share the `model`. The
     `parts` are for those who measure or serve.
     """
 
@@ -189,20 +189,19 @@ class Engine(Closing):
         with ExitStack() as held:
             held.enter_context(self.parts.scheduler.request())
             adds_turn = adds_turn and session is not None
-            sessions = self.conversations.sessions
             if session is not None:
-                sessions.check_usable(session)
+                self.sessions.check_usable(session)
                 if adds_turn:
                     held.enter_context(session.held(request.claim.check))
                 else:
-                    sessions.bring_up_to_date(session)
+                    session.bring_up_to_date()
             past = (session.history, session.notes) if session else ()
             prompt = self.parts.intake.prompt(request, *past)
             task = Task(request, prompt, session.session_id if session else "", adds_turn)
             answer = held.enter_context(self.parts.backend.started(task))
             turn = None
             if session is not None and adds_turn:
-                turn = held.enter_context(sessions.turn(session, task, answer.report))
+                turn = held.enter_context(self.sessions.turn(session, task, answer.report))
             yield turn, answer
 
     def chunk(
@@ -221,7 +220,7 @@ class Engine(Closing):
         Before its first turn a session is known, with its `ttl_s`, only as long as the caller holds
         it.
         """
-        return self.conversations.sessions.open(session_id, ttl_s)
+        return self.sessions.open(session_id, ttl_s)
 
     def with_config(self, config: EngineConfig, backend: BackendMaker | None = None) -> Self:
         """A second engine on the same loaded model: both compute one after another and decode
@@ -248,10 +247,10 @@ class Engine(Closing):
         return self.parts.entries
 
     @property
-    def conversations(self) -> Conversations:
-        """All conversations: list, open, delete. Raises `RagKVError` once closed."""
+    def sessions(self) -> Sessions:
+        """All sessions: list, open, delete. Raises `RagKVError` once closed."""
         self._check_open()
-        return self.parts.conversations
+        return self.parts.sessions
 
     def stats(self) -> EngineStats:
         """What the engine is and what its store holds."""
@@ -266,7 +265,7 @@ class Engine(Closing):
     def flush(self) -> None:
         """Return when missed chunks are encoded and everything that waits is written."""
         self.parts.entries.background.flush()
-        self.parts.conversations.flush()
+        self.parts.sessions.flush()
         self.parts.store.flush()
 
     def close(self) -> None:

@@ -21,13 +21,13 @@ CONFIGS = {"EngineConfig", "FusionConfig", "KCacheConfig", "PromptConfig", "Stor
 DESIGNED = {"Chunk", "Corpus", "Engine", "Rag", "RagKVError", "Session"} | CONFIGS
 ROOT = Path(__file__).parents[1]
 PACKAGES = [
-    "conversations",
     "fusion",
     "model",
     "prompt",
     "prompt.history",
     "retrieval",
     "scheduling",
+    "sessions",
     "store",
 ]
 

@@ -33,8 +33,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_reference_shows_public_names_and_every_command(site: Path) -> None:
     engine = (site / "reference" / "engine.html").read_text("utf-8")
     assert (
-        'id="ragkv.engine.Engine.answer"' in engine
-        and 'id="ragkv.conversations.Session.fork"' in engine
+        'id="ragkv.engine.Engine.answer"' in engine and 'id="ragkv.sessions.Session.fork"' in engine
     )
     commands = (site / "reference" / "commands.html").read_text("utf-8")
     for name in ("ragkv ingest", "ragkv serve", "ragkv keys add"):

@@ -10,10 +10,10 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Unpack
 
-from ragkv.conversations import Session
 from ragkv.prompt import AnswerOptions, PromptReport
 from ragkv.retrieval import Hit
 from ragkv.runtime import Claim
+from ragkv.sessions import Session
 from ragkv.types import Answer, Chunk, TokenEvent
 
 from .bodies.chat import ChatRequest

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from ragkv.chat import ChatEngine
 from ragkv.config import TENANT, EngineConfig
-from ragkv.conversations import Session, SessionInfo
 from ragkv.engine import Engine
 from ragkv.errors import InputError, SessionUnavailableError
 from ragkv.home import KnownHome
@@ -26,6 +25,7 @@ from ragkv.retrieval.rag import Corpus, splitter_of
 from ragkv.runtime import Check, Closing, OpenPool, acquired, make_private_folder, no_check
 from ragkv.runtime.processor import cores
 from ragkv.scheduling import IdleTime
+from ragkv.sessions import Session, SessionInfo
 from ragkv.vllm.front import VllmBackend, VllmServer
 
 from .documents.collections import Collections, collection_pool
@@ -85,7 +85,7 @@ class Tenant(Closing):
 
     def has_session(self, session_id: str) -> bool:
         """Whether the client's session of that id has turns."""
-        return self.engine.conversations.has(self.engine_session_id(session_id))
+        return self.engine.sessions.has(self.engine_session_id(session_id))
 
     def check_quota(self, principal: Principal, what: Held, held: int, more: int) -> None:
         """Raise `ApiError` 403 if the tenant, which holds `held`, may not have `more`."""
@@ -102,16 +102,16 @@ class Tenant(Closing):
 
     def session_count(self) -> int:
         """How many of the client's sessions have turns."""
-        return sum(name.startswith(_NAMED) for name in self.engine.conversations.ids())
+        return sum(name.startswith(_NAMED) for name in self.engine.sessions.ids())
 
     def sessions(self, session_ids: Sequence[str]) -> Sequence[SessionInfo]:
         """The client's sessions of these ids that have turns, the last used first."""
-        infos = self.engine.conversations.list(map(self.engine_session_id, session_ids))
+        infos = self.engine.sessions.list(map(self.engine_session_id, session_ids))
         return [replace(info, session_id=info.session_id.removeprefix(_NAMED)) for info in infos]
 
     def last_sessions(self, limit: int) -> Sequence[str]:
         """The client's ids of the `limit` sessions that were used last, the last one first."""
-        named = (name for name in self.engine.conversations.ids() if name.startswith(_NAMED))
+        named = (name for name in self.engine.sessions.ids() if name.startswith(_NAMED))
         return [name.removeprefix(_NAMED) for name in islice(named, limit)]
 
     @property

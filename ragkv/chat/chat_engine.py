@@ -16,10 +16,10 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from ragkv.config import MIB
-from ragkv.conversations import Session
 from ragkv.engine import Engine
 from ragkv.errors import PromptTooLongError
 from ragkv.runtime import cached_by_bytes
+from ragkv.sessions import Session
 from ragkv.types import Answer, Chunk, Text, TokenEvent
 
 from .catalogue import ChatDocument, ChunkCatalogue

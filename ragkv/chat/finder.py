@@ -20,9 +20,9 @@ import threading
 import uuid
 from dataclasses import dataclass
 
-from ragkv.conversations import Session
 from ragkv.engine import Engine
 from ragkv.errors import InputError, SessionConflictError, SessionUnavailableError
+from ragkv.sessions import Session
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class ConversationFinder:
 
     def named(self, session: Session) -> FoundConversation:
         """The conversation in a session of the caller's. Raises `SessionUnavailableError`."""
-        self._engine.conversations.sessions.bring_up_to_date(session)
+        session.bring_up_to_date()
         return FoundConversation(
             session, self._generation, False, session.turns, len(session.token_ids)
         )
@@ -85,9 +85,7 @@ class ConversationFinder:
             notes = (
                 "the state of conversations cannot be read: this one is computed from its messages",
             )
-        session = self._engine.conversations.sessions.unsaved(
-            f"{_IN_PROGRESS}{uuid.uuid4().hex}", past, notes
-        )
+        session = self._engine.sessions.unsaved(f"{_IN_PROGRESS}{uuid.uuid4().hex}", past, notes)
         return FoundConversation(session, generation, True, session.turns, len(session.token_ids))
 
     def save(self, text: str, conversation: FoundConversation) -> tuple[str, ...]:
@@ -139,7 +137,7 @@ class ConversationFinder:
             if not is_kept:
                 self._order(name)
         if is_time:
-            self._engine.conversations.delete_all(self._saved_names()[MAX_SAVED:])
+            self._engine.sessions.delete_all(self._saved_names()[MAX_SAVED:])
         if not is_kept:
             self._delete_ordered()
 
@@ -153,7 +151,7 @@ class ConversationFinder:
             clears = self._confirmed < generation
         names = {*ordered, *(self._saved_names() if clears else ())}
         if names:
-            self._engine.conversations.delete_all(names)
+            self._engine.sessions.delete_all(names)
         with self._lock:  # what was ordered meanwhile is not confirmed by this
             for name, order in ordered.items():
                 if self._to_delete.get(name) == order:
@@ -169,7 +167,7 @@ class ConversationFinder:
         """The saved sessions that there are, the last used first. Raises
         `SessionUnavailableError`.
         """
-        return [name for name in self._engine.conversations.ids() if name.startswith(_SAVED)]
+        return [name for name in self._engine.sessions.ids() if name.startswith(_SAVED)]
 
     def _delete_soon(self) -> None:
         try:

@@ -32,12 +32,12 @@ from .output import console, print_note
 from .running_server import request, served_answer, server_of
 
 if TYPE_CHECKING:
-    from ragkv.conversations import Session
     from ragkv.engine import Engine
     from ragkv.prompt import AnswerOptions
     from ragkv.retrieval import Hit
     from ragkv.retrieval.rag import Rag
     from ragkv.runtime.server_file import ServerAddress
+    from ragkv.sessions import Session
 
 HELP = "/reset forgets the turns and deletes their KV, /quit leaves."
 

@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from ragkv.conversations import Session
 from ragkv.engine import Engine
 from ragkv.errors import RagKVError, SessionConflictError
 from ragkv.fusion import Selection
 from ragkv.prompt import PrefilledPrompt, PrefillOptions, stored_ids
 from ragkv.prompt.history import Block, History, Part, PartKind
 from ragkv.runtime import Closing, openmp
+from ragkv.sessions import Session
 from ragkv.types import Text
 
 from .homes import Home, Homes
@@ -176,7 +176,7 @@ def keep_beginning(session: Session, token_ids: Sequence[int]) -> int:
             at = end
         if len(history) > at:
             kept = History(tuple(blocks), (), (Part(PartKind.CHUNK, at),) if at else ())
-            session.sessions.commit(session, lambda state: replace(state, turns=(), history=kept))
+            session.commit(lambda state: replace(state, turns=(), history=kept))
         return at
 
 

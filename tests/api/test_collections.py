@@ -261,10 +261,10 @@ def test_deleting_a_text_deletes_unnamed_conversations(client: TestClient) -> No
     }
     client.post("/v1/chat/completions", json=body)
     engine = engine_of(client.app)
-    assert engine.conversations.ids()
+    assert engine.sessions.ids()
     client.delete("/v1/collections/facts/documents/0")
     engine.flush()
-    assert engine.conversations.ids() == () and entries(client) == 1
+    assert engine.sessions.ids() == () and entries(client) == 1
 
 
 # Tenants

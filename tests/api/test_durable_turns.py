@@ -12,8 +12,8 @@ from fastapi.testclient import TestClient
 
 from ragkv import Engine
 from ragkv.api import answers
-from ragkv.conversations import folder_storage
 from ragkv.runtime import replace_file
+from ragkv.sessions import folder_storage
 from tests.faults import os_error, raising
 from tests.scheduling.helpers import begin
 

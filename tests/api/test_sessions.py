@@ -83,7 +83,7 @@ def test_unnamed_sessions_cannot_be_reached_by_name(client: TestClient) -> None:
     body = {"model": "reader", "messages": [{"role": "user", "content": FACTS[0]}]}
     client.post("/v1/chat/completions", json=body)
     engine = engine_of(client.app)
-    (found,) = engine.conversations.ids()
+    (found,) = engine.sessions.ids()
     assert client.get(f"/v1/sessions/{found}").status_code == 404
     assert client.delete(f"/v1/sessions/{found}").status_code == 404
 

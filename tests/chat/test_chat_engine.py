@@ -129,7 +129,7 @@ def test_forgotten_conversations_are_not_found_again(chat: ChatEngine) -> None:
     assert earlier_turns(chat, *longer) == 1
     chat.delete_traces()
     chat.engine.flush()
-    assert chat.engine.conversations.ids() == ()
+    assert chat.engine.sessions.ids() == ()
     assert earlier_turns(chat, *longer) == 0
 
 
@@ -138,7 +138,7 @@ def test_a_turn_in_progress_when_all_is_forgotten_is_not_saved(chat: ChatEngine)
     chat.delete_traces()
     chat.save_turn(prompt, answer)
     chat.engine.flush()
-    assert chat.engine.conversations.ids() == ()
+    assert chat.engine.sessions.ids() == ()
     assert (
         earlier_turns(
             chat, *TURNS, PlainMessage("assistant", answer.text), PlainMessage("user", "And now?")

@@ -36,7 +36,7 @@ class Saved:
 
 
 def finder_of(saved: Saved) -> ConversationFinder:
-    return ConversationFinder(cast(Engine, SimpleNamespace(conversations=cast(Any, saved))))
+    return ConversationFinder(cast(Engine, SimpleNamespace(sessions=cast(Any, saved))))
 
 
 def test_a_deletion_of_all_that_fails_during_another_one_is_done_later() -> None:

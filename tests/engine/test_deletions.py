@@ -9,8 +9,8 @@ from ragkv import Engine
 from ragkv.chat.catalogue import ChatDocument, ChunkCatalogue
 from ragkv.scheduling.encoding import Encoder
 from ragkv.store.durable import DurableTiers
-from tests.conversations.helpers import engine_at
 from tests.scheduling.helpers import begin
+from tests.sessions.helpers import engine_at
 
 from .helpers import A, B, text_engine
 

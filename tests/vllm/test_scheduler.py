@@ -231,7 +231,7 @@ def test_a_named_report_is_given_once_with_the_spans_and_the_identity(
     spans = [(one["kind"], one["tokens"]) for one in report["spans"]]
     assert spans[:3] == [("prefix", 1), ("chunk", 20), ("chunk", 17)]
     assert report["reuse"]["exact"] == len(PREFIX) + len(A)
-    assert answer["identity"]["weights"] == engine.conversations.blocks.writer.base.weights
+    assert answer["identity"]["weights"] == engine.sessions.blocks.writer.base.weights
     assert (answer["ratio"], answer["selector"]) == (0.15, "attention")
     assert asked_for(prompts, "mine")["report"] is None
     assert asked_for(prompts, "unknown")["report"] is None

@@ -10,9 +10,9 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
 
-from ragkv.conversations import Session
 from ragkv.errors import InputError
 from ragkv.runtime import Check
+from ragkv.sessions import Session
 
 from ..answers import SAVE_S
 from ..bodies.parts import Strict, optional

@@ -88,15 +88,19 @@ class BlockWriter:
         """
         return self.worker.submit(Job(action))
 
-    def delete(self, key: EntryKey) -> None:
-        """Delete a block from the buffer and from every tier before this returns."""
-        self.worker.discard(key)
+    def delete(self, key: EntryKey) -> bool:
+        """Delete a block from the buffer and from every tier before this returns; `False` if a tier
+        failed, which is logged.
+        """
+        self.worker.cancel(key)
         try:
             self.store.delete(key)
         except StoreReadOnlyError:
             pass  # a read-only store has the block in memory alone, and memory has deleted it
         except StoreError as error:
-            log.warning("A block of a conversation could not be deleted: %s", error)
+            log.warning("A block of a conversation is deleted later: %s", error)
+            return False
+        return True
 
     def on_this_machine(self) -> set[EntryKey]:
         """The keys of all blocks that are stored here, also those of other models. Reads

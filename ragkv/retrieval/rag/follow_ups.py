@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from ragkv.conversations import Session
 from ragkv.prompt.history import PartKind
+from ragkv.sessions import Session
 
 # Of the question before only so much is searched for: a client may have put documents before it.
 BEFORE_CHARS = 500

@@ -10,13 +10,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal, Unpack, cast, get_args
 
-from ragkv.conversations import Session
 from ragkv.engine import Engine
 from ragkv.errors import InputError
 from ragkv.prompt import AnswerOptions
 from ragkv.retrieval import Hit, Index, Passage, Where
 from ragkv.runtime import Check, Closing, no_check
 from ragkv.runtime.arguments import check_words
+from ragkv.sessions import Session
 from ragkv.types import Answer, Chunk, TokenEvent, brief
 
 from .corpus import Corpus

@@ -192,7 +192,7 @@ def test_blocks_of_a_conversation_that_is_gone_from_the_server_are_deleted(
         assert one.post("/v1/ask", json=body).status_code == 200
     engine = engine_of(one.app)
     engine.flush()
-    (info,) = [info for info in engine.conversations.list() if info.session_id.endswith("s")]
+    (info,) = [info for info in engine.sessions.list() if info.session_id.endswith("s")]
     group = conversation_group(info.session_id)
     blocks = {entry.key for entry in engine.parts.store.contents.sample() if entry.group == group}
     assert blocks and all(world.has("one", key) for key in blocks)

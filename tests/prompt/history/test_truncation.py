@@ -16,9 +16,9 @@ from ragkv.prompt.history import Block, History, Part, PartKind, fitted, merged
 from ragkv.prompt.history.truncation import View
 from ragkv.registry import DISCARDING_LISTS
 from tests import reference, tiny_models
-from tests.conversations.helpers import ask, engine_at, files, question, talk, with_kv
 from tests.engine.helpers import A, B, close, full_prefill
 from tests.fixed import fixed
+from tests.sessions.helpers import ask, engine_at, files, question, talk, with_kv
 
 CONTEXT = 59
 
@@ -144,7 +144,7 @@ class TestReuseAfterTruncation:
             assert prefill.token_ids.tolist() == ids
             raw = []
             for block in blocks:
-                lease = engine.conversations.blocks.writer.lease(block)
+                lease = engine.sessions.blocks.writer.lease(block)
                 with lease:
                     raw.append(torch.stack([lease.read_layer(layer) for layer in range(4)]))
             stored = torch.cat(raw, dim=3)[:, :, :, -(kept - 1) :]  # (L, 2, G, T, D)

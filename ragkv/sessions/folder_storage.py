@@ -1,33 +1,33 @@
-"""The states of conversations as manifests in a folder of this machine.
-
-`LazyStorage` opens the folder, or the server that replicas share, at its first use.
-"""
+"""The states of sessions as manifests in a folder of this machine, which is read at the first use."""
 
 import contextlib
 import hashlib
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
-from pkgutil import resolve_name
 
-from ragkv.config import EngineConfig
 from ragkv.errors import SessionUnavailableError
-from ragkv.prompt.history import SessionState
+from ragkv.prompt.history import SAVE_WAIT_S, SessionState
 from ragkv.runtime import make_private_folder, replace_file, sync
 from ragkv.store import Identity, Job, JobQueue
 
-from .manifest import NOT_A_MANIFEST, VERSION, ManifestVersionError, Summary, decode, encode
+from .manifest import NOT_A_MANIFEST, VERSION, ManifestVersionError, Summary, manifest_of, state_of
 from .session import Session
 from .storage import SessionStorage, StoredState
 
 log = logging.getLogger(__name__)
 
 SESSIONS = "sessions"  # the folder of states, in that of the store
+# States that wait to be written have at most so many bytes, of which each takes `TOKEN_BYTES` a
+# token of its history. A turn that finds no room waits for it.
+WAITING_BYTES = 64 << 20
+TOKEN_BYTES = 64
 # What a manifest ends with that was moved aside.
 _OTHER_VERSION = ".other-version"
 _DAMAGED = ".damaged"
@@ -35,40 +35,6 @@ _ASIDE = (_OTHER_VERSION, _DAMAGED)
 
 
 @dataclass(eq=False)
-class LazyStorage:
-    """Where the states of an engine's conversations are kept. Thread-safe."""
-
-    config: EngineConfig
-    base: Identity  # the engine's; its context does not count
-    vocabulary: int  # the model has so many token ids
-    opened: SessionStorage | None = field(default=None, init=False)
-    _opening: threading.Lock = field(default_factory=threading.Lock, init=False)
-
-    def __call__(self) -> SessionStorage:
-        """The storage; the first call opens it."""
-        with self._opening:
-            if self.opened is None:
-                self.opened = self._open()
-            return self.opened
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder for what outlives the process; `None`: nothing does."""
-        store = self.config.store
-        own = self.config.session.directory or (None if store.read_only else store.directory)
-        return None if own is None else Path(own)
-
-    def _open(self) -> SessionStorage:
-        if not self.config.session.shared:
-            return FolderStorage(self.folder, self.base)
-        # By name: that room is above this one, and nobody with one machine imports it.
-        open_shared: Callable[..., SessionStorage] = resolve_name(
-            "ragkv.cluster:open_session_storage"
-        )
-        # `EngineConfig` refuses shared sessions without a server
-        return open_shared(self.config.store.redis, self.base, self.vocabulary)
-
-
 class FolderStorage(SessionStorage):
     """Manifests in a folder of this machine, written by a background thread; the state in memory is
     the newest one.
@@ -79,29 +45,25 @@ class FolderStorage(SessionStorage):
     as it is. The manifest of another model has another name.
     """
 
-    def __init__(self, directory: str | Path | None, base: Identity) -> None:
-        """Under `sessions/` of the store's directory; with `None` conversations live in memory
-        alone.
-
-        `base` is the engine's identity. Its context does not count: only another model makes ids
-        and KV useless.
-        """
-        self._folder = None if directory is None else Path(directory) / SESSIONS
-        self._base = base
-        model = replace(base, context="").to_json()
-        self._model_digest = hashlib.blake2b(model.encode(), digest_size=8).hexdigest()
-        self._other_models: set[str] = set()  # hashed ids of other models' conversations
-        # whose state is not on disk; this keeps them alive
-        self._unwritten: dict[str, Session] = {}
-        self._versions = count(1)
-        self._writing = threading.Lock()  # one write at a time
-        self._writer: JobQueue[None] = JobQueue(0, "ragkv-manifests")
-        # by id, of the newest states
-        self._summaries = {} if self._folder is None else self._found_in(self._folder)
+    directory: Path | None  # manifests are in its folder `sessions`; None: in memory alone
+    # The engine's identity. Its context does not count: only another model makes ids and KV useless.
+    base: Identity
+    # by id, of the newest states; None: the folder is not read yet
+    _known: dict[str, Summary] | None = field(default=None, init=False)
+    _reading: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _other_models: set[str] = field(default_factory=set, init=False)  # hashed ids of their sessions
+    # whose state is not on disk; this keeps them alive
+    _unwritten: dict[str, Session] = field(default_factory=dict, init=False)
+    _versions: Iterator[int] = field(default_factory=partial(count, 1), init=False)
+    _writing: threading.Lock = field(default_factory=threading.Lock, init=False)  # one at a time
+    _writer: JobQueue[None] = field(
+        default_factory=partial(JobQueue, WAITING_BYTES, "ragkv-manifests"), init=False
+    )
 
     def load(self, session_id: str, known: str | None) -> StoredState | None:
-        if self._folder is None or known is not None:
+        if self.directory is None or known is not None:
             return None
+        summaries = self._summaries  # reads the folder, which says whose other manifests there are
         path = self._path(session_id)
         try:
             data = path.read_bytes()
@@ -110,7 +72,7 @@ class FolderStorage(SessionStorage):
         except OSError as error:  # too many open files, for example: the conversation may be sound
             raise _unavailable(session_id, path, f"cannot be read ({error.strerror})") from error
         try:
-            state = decode(session_id, data, self._base)
+            state = state_of(session_id, data, self.base)
         except ManifestVersionError as error:
             why = f"is of version {error}"
             aside = _OTHER_VERSION
@@ -119,7 +81,7 @@ class FolderStorage(SessionStorage):
             aside = _DAMAGED
         else:
             # it may not be listed yet, if it could not be read when this was opened
-            self._summaries[session_id] = Summary.of(session_id, state, self._base)
+            summaries[session_id] = Summary.of(session_id, state, self.base)
             return StoredState(str(next(self._versions)), state)
         try:
             path.replace(path.with_suffix(aside))
@@ -132,10 +94,16 @@ class FolderStorage(SessionStorage):
         return StoredState(None, None, (f"the conversation's manifest {why}: it starts empty",))
 
     def save(self, session: Session, state: SessionState) -> None:
+        session_id = session.session_id
         version = session.version = str(next(self._versions))
-        self._summaries[session.session_id] = Summary.of(session.session_id, state, self._base)
-        if self._folder is None:
-            self._unwritten[session.session_id] = session
+        if state.turns or len(state.history):
+            self._summaries[session_id] = Summary.of(session_id, state, self.base)
+            if self.directory is None:
+                self._unwritten[session_id] = session
+        else:  # nothing is kept before the first turn
+            self._summaries.pop(session_id, None)
+            self._unwritten.pop(session_id, None)
+        if self.directory is None:
             return
         write = session.write = Future[str | None]()
 
@@ -146,10 +114,15 @@ class FolderStorage(SessionStorage):
                 write.set_result(f"the conversation could not be written to disk ({error})")
                 raise
 
-        if not self._writer.submit(Job(run)):
-            write.set_result(
-                "the conversation was not written to disk, because the engine is being closed"
+        size_bytes = TOKEN_BYTES * (1 + len(state.history))
+        if not self._writer.submit(Job(run, size_bytes=size_bytes), SAVE_WAIT_S):
+            why = (
+                "the conversation was not written to disk, because the disk is too slow or the "
+                "engine is being closed"
             )
+            self._unwritten[session.session_id] = session
+            session.note(why)
+            write.set_result(why)
 
     def wait_saved(self, session: Session, timeout_s: float) -> str | None:
         if session.write is None:
@@ -163,18 +136,19 @@ class FolderStorage(SessionStorage):
             )
 
     def delete(self, session_id: str, known: str | None = None) -> None:
+        """See `SessionStorage`. Raises `SessionUnavailableError` if a file cannot be deleted."""
+        if self.directory is not None:
+            path = self._path(session_id)
+            try:
+                with self._writing:
+                    _remove(path)
+                    for aside in _ASIDE:  # it is the conversation's text, too
+                        _remove(path.with_suffix(aside))
+            except OSError as error:
+                why = f"cannot be deleted ({error.strerror})"
+                raise _unavailable(session_id, path, why) from error
         self._summaries.pop(session_id, None)
-        if self._folder is None:
-            self._unwritten.pop(session_id, None)
-            return
-        try:
-            with self._writing:
-                self._unwritten.pop(session_id, None)  # a write that failed meanwhile is over
-                _remove(self._path(session_id))
-                for aside in _ASIDE:  # it is the conversation's text, too
-                    _remove(self._path(session_id).with_suffix(aside))
-        except OSError as error:
-            log.warning("The manifest of session %r cannot be deleted: %s.", session_id, error)
+        self._unwritten.pop(session_id, None)
 
     def summaries(self, session_ids: Sequence[str] | None = None) -> Iterable[Summary]:
         known = self._summaries
@@ -200,6 +174,13 @@ class FolderStorage(SessionStorage):
         if _hashed(session_id) in self._other_models:
             return ("the conversation of that id is another model's: this one starts empty",)
         return ()
+
+    @property
+    def _summaries(self) -> dict[str, Summary]:
+        with self._reading:
+            if self._known is None:
+                self._known = {} if self.directory is None else self._found_in(self._folder)
+            return self._known
 
     def _found_in(self, folder: Path) -> dict[str, Summary]:
         """The summaries of this model's manifests. Temporary files of a killed process are
@@ -239,7 +220,6 @@ class FolderStorage(SessionStorage):
         """Write a state that was saved. If that fails, returns a note, which the next turn reports
         too.
         """
-        assert self._folder is not None
         with self._writing:
             # a newer state is written by its own job, or it was deleted
             if session.version != version:
@@ -247,8 +227,8 @@ class FolderStorage(SessionStorage):
             try:
                 if state.turns or len(state.history):
                     make_private_folder(self._folder)
-                    data = encode(
-                        Summary.of(session.session_id, state, self._base), state, self._base
+                    data = manifest_of(
+                        Summary.of(session.session_id, state, self.base), state, self.base
                     )
                     replace_file(self._path(session.session_id), data)
                 else:
@@ -266,8 +246,17 @@ class FolderStorage(SessionStorage):
             self._unwritten.pop(session.session_id, None)
             return None
 
+    @property
+    def _folder(self) -> Path:
+        assert self.directory is not None
+        return self.directory / SESSIONS
+
+    @cached_property
+    def _model_digest(self) -> str:
+        model = replace(self.base, context="").to_json()
+        return hashlib.blake2b(model.encode(), digest_size=8).hexdigest()
+
     def _path(self, session_id: str) -> Path:
-        assert self._folder is not None
         return self._folder / f"{_hashed(session_id)}-{self._model_digest}.json"
 
 
@@ -275,9 +264,8 @@ def _unavailable(session_id: str, path: Path, why: str) -> SessionUnavailableErr
     """The error of a manifest that is left as it is. It does not tell the path: clients see it."""
     log.warning("The manifest %s %s. It was left as it is.", path, why)
     return SessionUnavailableError(
-        f"The manifest of conversation {session_id!r} {why}. It was left as it is, and nothing was "
-        "answered: ask again. If that remains, check the disk and who may read and move the file, "
-        "which the log names."
+        f"The manifest of conversation {session_id!r} {why}. It was left as it is: ask again. If "
+        "that remains, check the disk and who may read and change the file, which the log names."
     )
 
 

@@ -19,12 +19,12 @@ pytestmark = pytest.mark.enable_socket
 def test_an_unsaved_session_is_listed_nowhere_and_leaves_no_file(
     engine: Engine, tmp_path: Path
 ) -> None:
-    session = engine.conversations.sessions.unsaved("copy")
+    session = engine.sessions.unsaved("copy")
     ask(engine, session, 0)
     is_full_prefill(engine, session, 1)
     engine.flush()
     assert (
-        engine.conversations.ids() == ()
+        engine.sessions.ids() == ()
         and not list(tmp_path.glob("sessions/*"))
         and files(tmp_path) > 0
     )
@@ -36,12 +36,12 @@ def test_an_unsaved_session_is_listed_nowhere_and_leaves_no_file(
 def test_a_fork_of_an_unsaved_session_is_saved_with_its_blocks(
     engine: Engine, tmp_path: Path
 ) -> None:
-    session = engine.conversations.sessions.unsaved("copy")
+    session = engine.sessions.unsaved("copy")
     ask(engine, session, 0)
     session.fork("saved")
     session.delete()
     engine.flush()
-    assert engine.conversations.ids() == ("saved",) and files(tmp_path) > 0
+    assert engine.sessions.ids() == ("saved",) and files(tmp_path) > 0
     assert is_full_prefill(engine, engine.session("saved"), 1).reuse.exact > 1
 
 
@@ -51,7 +51,7 @@ def test_deleting_an_unsaved_copy_leaves_the_blocks_of_the_session_it_continued(
     ask(engine, engine.session("saved"), 0)
     engine.flush()
     before = files(tmp_path)
-    copy = engine.conversations.sessions.unsaved("copy", engine.session("saved"), ("a note",))
+    copy = engine.sessions.unsaved("copy", engine.session("saved"), ("a note",))
     assert "a note" in ask(engine, copy, 1).reuse.notes
     copy.delete()
     engine.flush()
@@ -68,8 +68,8 @@ def test_a_session_deleted_by_another_replica_leaves_the_blocks_of_an_unsaved_co
         engine_at(tmp_path / "b", session={"shared": True}, redis=config) as there,
     ):
         ask(here, here.session("saved"), 0)
-        copy = here.conversations.sessions.unsaved("copy", here.session("saved"))
+        copy = here.sessions.unsaved("copy", here.session("saved"))
         there.session("saved").delete()
-        here.conversations._deletions._drop_deleted()  # type: ignore[attr-defined]
+        here.sessions._deletions._follow_deletions()  # type: ignore[attr-defined]
         assert is_full_prefill(here, copy, 1).reuse.exact > 1
         copy.delete()

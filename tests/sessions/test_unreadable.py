@@ -1,6 +1,7 @@
 """A conversation that cannot be read now is not answered, and nothing of it is overwritten."""
 
 import errno
+import gc
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -8,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from ragkv.conversations.folder_storage import FolderStorage
 from ragkv.errors import SessionUnavailableError
+from ragkv.sessions import folder_storage
+from ragkv.sessions.folder_storage import FolderStorage
 from tests.faults import os_error, raising
 from tests.scheduling.helpers import begin
 
@@ -86,7 +88,7 @@ def test_a_deletion_needs_no_manifest_that_can_be_read(
         talk(engine, "other", turns=1).reset()
         with monkeypatch.context() as patch:
             patch.setattr(Path, "read_bytes", raising(os_error(errno.EACCES)))
-            engine.conversations.delete_all(["s", "other"])
+            engine.sessions.delete_all(["s", "other"])
         engine.flush()
         assert not list((tmp_path / "sessions").iterdir()) and files(tmp_path) == 0
 
@@ -106,12 +108,12 @@ def test_a_summary_that_cannot_be_read_leaves_the_blocks_and_is_listed_later(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", fails)
         engine = engine_at(tmp_path)
-        engine.conversations.begin()
+        engine.sessions.begin()
     with engine:
         engine.flush()
-        assert engine.conversations.ids() == () and files(tmp_path) == before
+        assert engine.sessions.ids() == () and files(tmp_path) == before
         assert engine.session("s").turns == 1
-        assert engine.conversations.ids() == ("s",)
+        assert engine.sessions.ids() == ("s",)
 
 
 @pytest.mark.usefixtures("kept")
@@ -143,3 +145,36 @@ def test_a_turn_waits_for_no_manifest_of_another_conversation_and_each_is_read_o
         for thread in threads:
             thread.join(60)
         assert found[0] is found[1] and loads == ["s"]
+
+
+@pytest.mark.parametrize("how", ["delete", "reset", "delete_all"])
+def test_a_session_whose_manifest_cannot_be_deleted_is_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    with engine_at(tmp_path) as engine:
+        session = talk(engine, turns=2)
+        engine.flush()
+        end = getattr(session, how, lambda: engine.sessions.delete_all(["s"]))
+        with monkeypatch.context() as patch:
+            patch.setattr(folder_storage, "_remove", raising(os_error(errno.EROFS)))
+            with pytest.raises(SessionUnavailableError, match="cannot be deleted") as raised:
+                end()
+        assert str(tmp_path) not in str(raised.value)
+        assert (session.turns, engine.sessions.ids()) == (2, ("s",))
+        is_full_prefill(engine, session, 2)
+    with engine_at(tmp_path) as engine:
+        session = engine.session("s")
+        assert session.turns == 2
+        getattr(session, how, lambda: engine.sessions.delete_all(["s"]))()
+        assert engine.sessions.ids() == ()
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_nobody_keeps_a_session_that_has_no_turn(tmp_path: Path, on_disk: bool) -> None:
+    with engine_at(tmp_path if on_disk else None) as engine:
+        engine.session("new", ttl_s=60)
+        talk(engine, "rewound", turns=1).rewind()
+        engine.flush()
+        gc.collect()
+        assert not list(engine.sessions.storage.summaries())
+        assert engine.sessions.live("new") is None and engine.sessions.live("rewound") is None

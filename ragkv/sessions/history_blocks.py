@@ -1,14 +1,14 @@
 """Saves the blocks of all histories for turns, and deletes a block once no history needs it.
 
 Histories share blocks: a fork has those of its past, and every turn those of the turn before. So a
-block is deleted only if no running turn and no conversation of any replica has it.
+block is deleted only if no running turn and no session of any replica has it.
 """
 
 import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,18 +32,18 @@ class HistoryBlocks:
     """Which blocks are in use. All methods are thread-safe."""
 
     writer: BlockWriter
-    storage: Callable[[], SessionStorage]  # what keeps the states of conversations
+    storage: SessionStorage  # keeps the states of sessions
     # Guards the fields below. No thread waits for a disk or a server while it holds this lock.
     _lock: threading.Condition = field(default_factory=threading.Condition, init=False)
     _turns: set[Turn] = field(default_factory=set, init=False)  # under way
-    # conversations that the storage does not know
+    # sessions that the storage does not know
     _unsaved: WeakSet[Session] = field(default_factory=WeakSet, init=False)
-    # the keys of histories that become those of other conversations now
+    # the keys of histories that become those of other sessions now
     _copying: list[set[EntryKey]] = field(default_factory=list, init=False)
     # those that could not be deleted, and will be
     _undeleted: set[EntryKey] = field(default_factory=set, init=False)
     # the blocks that are just being deleted; more than once, by several threads
-    _dropping: Counter[EntryKey] = field(default_factory=Counter, init=False)
+    _being_deleted: Counter[EntryKey] = field(default_factory=Counter, init=False)
 
     def keys(self, state: SessionState) -> set[EntryKey]:
         """The keys of the blocks of a history."""
@@ -54,7 +54,7 @@ class HistoryBlocks:
         until = time.monotonic() + wait_s
         key = self.writer.key(block)
         with self._lock:
-            if not self._lock.wait_for(lambda: key not in self._dropping, wait_s):
+            if not self._lock.wait_for(lambda: key not in self._being_deleted, wait_s):
                 return False
         return self.writer.save(block, kv, group, max(0.0, until - time.monotonic()))
 
@@ -70,7 +70,7 @@ class HistoryBlocks:
                 self._turns.discard(turn)
 
     def keep(self, unsaved: Session) -> None:
-        """The blocks of a conversation that the storage does not know are in use while it lives."""
+        """The blocks of a session that the storage does not know are in use while it lives."""
         with self._lock:
             self._unsaved.add(unsaved)
 
@@ -87,56 +87,56 @@ class HistoryBlocks:
             with self._lock:
                 self._copying.remove(keys)
 
-    def drop(self, keys: Iterable[EntryKey] = ()) -> None:
+    def delete_unused(self, keys: Iterable[EntryKey] = ()) -> None:
         """Delete the blocks of these keys that are not in use, and those that could not be deleted
-        before: the server that replicas share did not say what is in use.
+        before: a tier failed, or the server that replicas share did not say what is in use.
         """
         with self._lock:
             dropped = self._undeleted.union(keys)
             self._undeleted = set()
         if not dropped:
             return
-        # Noted before it is asked what is used: a turn that needs one of them saves it afterwards.
-        # On the writer's own thread nothing is noted: it stores what a turn saves only afterwards.
+        # `save` waits for these deletions. They are noted before `_used` reads what is in use: a
+        # turn that saves one of these blocks after that stores it when the deletion is over. The
+        # writer's own thread need not note them, because it stores blocks after this returns.
         noted = set() if self.writer.worker.is_current else dropped
         with self._lock:
-            self._dropping.update(noted)
+            self._being_deleted.update(noted)
+        left = dropped
         try:
-            for key in dropped - self._used():
-                self.writer.delete(key)
+            left = {key for key in dropped - self._used() if not self.writer.delete(key)}
         except SessionUnavailableError as error:
             log.warning("Blocks of a conversation are deleted later: %s", error)
-            with self._lock:
-                self._undeleted |= dropped
         finally:
             with self._lock:
-                self._dropping -= Counter(noted)
+                self._undeleted |= left
+                self._being_deleted -= Counter(noted)
                 self._lock.notify_all()
 
-    def drop_orphans(self) -> int:
+    def delete_orphans(self) -> int:
         """Have the blocks on this machine deleted that are not in use; returns how many there are.
 
         The block writer deletes them after what was saved before. A process that was killed in a
         turn leaves such blocks, and so does a deletion that this one was not told of.
         """
-        if not self.storage().lists_all:
-            return 0
         blocks = self.writer.on_this_machine()
         if blocks:
             blocks -= self._used()
-        if blocks:  # some may be of another model's conversations
+        if not self.storage.lists_all:
+            return 0
+        if blocks:  # some may be of another model's sessions
             blocks &= self.writer.own()
             # Not at once: a turn that begins now may save the same blocks, and the block writer
             # stores them afterwards.
-            if not self.writer.then(partial(self.drop, blocks)):
-                self.drop(blocks)  # the engine is being closed: no turn begins
+            if not self.writer.then(partial(self.delete_unused, blocks)):
+                self.delete_unused(blocks)  # the engine is being closed: no turn begins
         return len(blocks)
 
     def _used(self) -> set[EntryKey]:
         """The keys of the blocks that turns under way or histories have, of any replica."""
-        # In this order: a block belongs to a turn until its conversation is committed.
+        # In this order: a block belongs to a turn until its session is committed.
         with self._lock:
             used = {key for turn in self._turns for key in turn.saved_keys}.union(*self._copying)
             unsaved = tuple(self._unsaved)
         used.update(*(self.keys(session.state) for session in unsaved))
-        return used.union(*(summary.keys for summary in self.storage().summaries()))
+        return used.union(*(summary.keys for summary in self.storage.summaries()))

@@ -19,9 +19,10 @@ import pytest
 import torch
 
 from ragkv import Answer, Engine
-from ragkv.conversations.history_blocks import HistoryBlocks
-from ragkv.conversations.manifest import _checksum
 from ragkv.prompt.history import SAVE_WAIT_S
+from ragkv.sessions import folder_storage
+from ragkv.sessions.history_blocks import HistoryBlocks
+from ragkv.sessions.manifest import _checksum
 from tests import tiny_models
 from tests.engine.helpers import A, B, Q
 from tests.faults import os_error, raising
@@ -31,7 +32,7 @@ from tests.store.fakes import FailingTier, Failure, HeldWrites, ThrottledTier
 from .helpers import ask, engine_at, files, is_full_prefill, pinned, question, talk, with_kv
 
 FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload(["tests.stress.writing", "tests.conversations.test_faults"])
+FORKSERVER.set_forkserver_preload(["tests.stress.writing", "tests.sessions.test_faults"])
 
 
 def manifest(directory: Path) -> Path:
@@ -122,11 +123,11 @@ class TestLostBlock:
     def test_blocks_that_could_not_be_saved_in_time_are_reported_and_computed_again(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("ragkv.conversations.turn.SAVE_WAIT_S", 0.01)
+        monkeypatch.setattr("ragkv.sessions.turn.SAVE_WAIT_S", 0.01)
         with engine_at(tmp_path, session=dict(save_buffer_bytes=0)) as engine:
             session = engine.session("s")
             held = threading.Event()
-            engine.conversations.blocks.writer.then(held.wait)
+            engine.sessions.blocks.writer.then(held.wait)
             try:
                 notes = engine.answer(
                     tiny_models.tokens(30), session=session, max_new_tokens=4
@@ -147,7 +148,7 @@ def test_what_an_earlier_process_left_is_looked_through_as_the_engine_opens(
     if left == "blocks alone":
         shutil.rmtree(tmp_path / "sessions")
     looked: list[HistoryBlocks] = []
-    monkeypatch.setattr(HistoryBlocks, "drop_orphans", lambda self: looked.append(self))
+    monkeypatch.setattr(HistoryBlocks, "delete_orphans", lambda self: looked.append(self))
     with engine_at(tmp_path) as engine:
         engine.flush()
         assert bool(looked) == (left != "nothing")
@@ -164,14 +165,14 @@ def test_blocks_that_a_turn_saves_while_orphans_are_deleted_are_kept(
         before = talk(engine, turns=1).state
     manifest(tmp_path).unlink()
     with monkeypatch.context() as later:
-        later.setattr(HistoryBlocks, "drop_orphans", lambda _: 0)  # as the engine opens
+        later.setattr(HistoryBlocks, "delete_orphans", lambda _: 0)  # as the engine opens
         engine = engine_at(tmp_path)
     with engine:
         session = engine.session("s")
         store = engine.parts.store
         turns = []
         orphans = store.contents.block_keys()
-        writer = engine.conversations.blocks.writer
+        writer = engine.sessions.blocks.writer
         name = "own" if "listed" in moment else "delete"
         real = getattr(writer, name)
 
@@ -180,12 +181,12 @@ def test_blocks_that_a_turn_saves_while_orphans_are_deleted_are_kept(
                 turns.append(
                     engine.stream(question(0), session=session, max_new_tokens=4, min_new_tokens=4)
                 )
-                while not any(turn.saved_keys for turn in engine.conversations.blocks._turns):
+                while not any(turn.saved_keys for turn in engine.sessions.blocks._turns):
                     next(turns[0])
             return real(*arguments)
 
         monkeypatch.setattr(writer, name, while_a_turn_runs)
-        assert orphans and engine.conversations.blocks.drop_orphans() == len(orphans)
+        assert orphans and engine.sessions.blocks.delete_orphans() == len(orphans)
         engine.flush()
         list(turns[0])
         engine.flush()
@@ -437,10 +438,31 @@ class TestSlowDisk:
     def test_a_session_tells_when_its_last_turn_is_on_disk(self, engine: Engine) -> None:
         session = talk(engine, turns=1)
         assert session.wait_saved(60) is None
-        with engine.conversations.sessions.storage()._writing:  # type: ignore[attr-defined]
+        with engine.sessions.storage._writing:  # type: ignore[attr-defined]
             talk(engine, turns=2)
             assert "was not written to disk within 0.01 s" in str(session.wait_saved(0.01))
         assert session.wait_saved(60) is None
+
+    def test_turns_wait_for_a_slow_disk_and_fill_no_memory(
+        self, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        session = talk(engine, turns=1)
+        engine.flush()
+        storage = engine.sessions.storage
+        assert isinstance(storage, folder_storage.FolderStorage)
+        monkeypatch.setattr(folder_storage, "SAVE_WAIT_S", 0.01)
+        with storage._writing:
+            storage._writer.capacity_bytes = 1  # room for one, whatever its size
+            ask(engine, session, 1)
+            ask(engine, session, 2)
+            note = session.wait_saved(0.0)
+        assert note is not None and "the disk is too slow" in note
+        engine.flush()
+        assert note in ask(engine, session, 3).reuse.notes
+        assert session.wait_saved(60) is None
+        engine.close()
+        with engine_at(tmp_path) as reopened:
+            assert reopened.session("s").turns == 4
 
     @pytest.mark.parametrize("end", ["reset", "delete"])
     def test_a_turn_that_waits_to_be_written_never_comes_back_after_a_deletion(
@@ -448,7 +470,7 @@ class TestSlowDisk:
     ) -> None:
         session = talk(engine, turns=1)
         engine.flush()
-        with engine.conversations.sessions.storage()._writing:  # type: ignore[attr-defined]
+        with engine.sessions.storage._writing:  # type: ignore[attr-defined]
             talk(engine, turns=3)
             thread = begin(getattr(session, end))
         thread.join(20)
@@ -497,7 +519,7 @@ def test_a_process_killed_while_saving_leaves_nothing_wrong_behind(
         child.join()
         child.close()
         with engine_at(tmp_path / "kv") as engine:
-            for info in engine.conversations.list():
+            for info in engine.sessions.list():
                 session = engine.session(info.session_id)
                 assert session.turns == info.turns
                 assert is_full_prefill(engine, session, 99, ratio=0.0).reuse.missed_chunks == 0

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from ragkv import Engine
-from ragkv.conversations.history_blocks import HistoryBlocks
-from ragkv.conversations.sessions import Sessions
-from ragkv.errors import CancelledError, SessionUnavailableError
+from ragkv.errors import CancelledError, SessionUnavailableError, StoreError
 from ragkv.prompt.history import BlockWriter
+from ragkv.sessions import Session, Sessions
+from ragkv.sessions.history_blocks import HistoryBlocks
+from ragkv.store import Store
 from tests.faults import raising
 from tests.scheduling.helpers import begin
 
@@ -20,18 +21,18 @@ def test_a_time_to_live_that_is_set_while_a_turn_ends_is_kept(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = talk(engine, turns=1)
-    commit = Sessions.commit
+    commit = Session.commit
 
-    def set_before(self: Sessions, *arguments: Any) -> None:
+    def set_before(self: Session, *arguments: Any) -> None:
         monkeypatch.undo()
         engine.session("s", ttl_s=50)
         commit(self, *arguments)
 
-    monkeypatch.setattr(Sessions, "commit", set_before)
+    monkeypatch.setattr(Session, "commit", set_before)
     ask(engine, session, 1)
     assert (session.turns, session.state.ttl_s) == (2, 50)
     engine.flush()
-    (summary,) = engine.conversations.sessions.storage().summaries()
+    (summary,) = engine.sessions.storage.summaries()
     assert summary.ttl_s == 50
 
 
@@ -74,10 +75,10 @@ def test_a_block_that_a_turn_saves_while_another_conversation_drops_it_is_kept(
     monkeypatch.undo()
     list(stream)
     engine.flush()
-    writer = engine.conversations.blocks.writer
+    writer = engine.sessions.blocks.writer
     assert all(writer.stored(writer.key(block)) for block in other.history.blocks)
     assert is_full_prefill(engine, other, 1).reuse.notes == ()
-    assert not engine.conversations.blocks._dropping
+    assert not engine.sessions.blocks._being_deleted
 
 
 @pytest.mark.parametrize("end", ["reset", "delete", "rewind"])
@@ -103,7 +104,7 @@ def test_an_unsaved_copy_keeps_the_blocks_of_a_conversation_that_ends_meanwhile(
     engine: Engine,
 ) -> None:
     session = talk(engine, turns=2)
-    copy = engine.conversations.sessions.unsaved("copy", session)
+    copy = engine.sessions.unsaved("copy", session)
     session.delete()
     engine.flush()
     assert is_full_prefill(engine, copy, 2).reuse.notes == ()
@@ -112,18 +113,18 @@ def test_an_unsaved_copy_keeps_the_blocks_of_a_conversation_that_ends_meanwhile(
 def test_a_save_waits_for_a_deletion_only_as_long_as_it_may(engine: Engine) -> None:
     session = talk(engine, turns=1)
     engine.flush()
-    conversations = engine.conversations
+    blocks = engine.sessions.blocks
     block = session.history.blocks[0]
-    writer: BlockWriter = conversations.blocks.writer
+    writer: BlockWriter = blocks.writer
     lease = writer.lease(block)
     assert lease is not None
-    kv = lease.read_encoded().layers
+    kv = lease.read_entry().layers
     lease.close()
-    conversations.blocks._dropping[writer.key(block)] += 1
-    assert not conversations.blocks.save(block, kv, "s", 0.0)
-    assert not conversations.blocks.save(block, kv, "s", 0.01)
-    conversations.blocks._dropping.clear()
-    assert conversations.blocks.save(block, kv, "s", 0.0)
+    blocks._being_deleted[writer.key(block)] += 1
+    assert not blocks.save(block, kv, "s", 0.0)
+    assert not blocks.save(block, kv, "s", 0.01)
+    blocks._being_deleted.clear()
+    assert blocks.save(block, kv, "s", 0.0)
 
 
 @pytest.mark.parametrize("change", ["delete", "reset", "rewind"])
@@ -154,27 +155,31 @@ def test_a_list_of_conversations_asks_no_server_for_their_blocks(
 ) -> None:
     talk(engine, turns=1)
     engine.flush()
-    (before,) = engine.conversations.list()
+    (before,) = engine.sessions.list()
     tier = engine.parts.store.tiers[-1]
     monkeypatch.setattr(type(tier), "is_remote", True)
     monkeypatch.setattr(type(tier), "contains", lambda *_: pytest.fail("it was asked"))
-    (after,) = engine.conversations.list()
+    (after,) = engine.sessions.list()
     assert (before.turns, after.turns) == (1, 1)
     assert after.stored_bytes <= before.stored_bytes
 
 
+@pytest.mark.parametrize(
+    ("of", "name", "error"),
+    [(HistoryBlocks, "_used", SessionUnavailableError("Away.")), (Store, "delete", StoreError())],
+)
 def test_blocks_that_could_not_be_deleted_are_deleted_with_the_next_ones(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, of: type, name: str, error: Exception
 ) -> None:
     session = talk(engine, turns=1)
     engine.flush()
-    blocks = engine.conversations.blocks
+    blocks = engine.sessions.blocks
     keys = blocks.keys(session.state)
     with monkeypatch.context() as patch:
-        patch.setattr(HistoryBlocks, "_used", raising(SessionUnavailableError("It is away.")))
+        patch.setattr(of, name, raising(error))
         session.delete()
     assert all(map(blocks.writer.stored, keys))
-    blocks.drop()
+    blocks.delete_unused()
     assert not any(map(blocks.writer.stored, keys))
 
 
@@ -185,4 +190,17 @@ def test_two_threads_may_delete_a_conversation(engine: Engine) -> None:
     for thread in deleting:
         thread.join(60)
     session.delete()
-    assert session.deleted and not engine.conversations.ids()
+    assert session.deleted and not engine.sessions.ids()
+
+
+def test_an_error_while_blocks_are_closed_keeps_no_states_open(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = list[str]()
+    sessions = engine.sessions
+    with monkeypatch.context() as patch:
+        patch.setattr(sessions.blocks.writer, "close", raising(OSError("no space")))
+        patch.setattr(sessions.storage, "close", lambda: closed.append("states"))
+        with pytest.raises(OSError, match="no space"):
+            sessions.close()
+    assert closed == ["states"]

@@ -265,7 +265,7 @@ class Turn(Closing):
         # before the commit: the write that it begins may leave the same one again
         told = self._session.take_notes(self._task.prompt.notes)
         try:
-            self._session.sessions.commit(self._session, change)
+            self._session.commit(change)
         except BaseException:
             self._session.note(*told)
             raise
@@ -314,7 +314,7 @@ class Turn(Closing):
         """Delete the blocks that were saved and are in no history."""
         blocks = self._session.sessions.blocks
         if unused := set(self._handover.keys) - blocks.keys(self._session.state):
-            blocks.writer.then(partial(blocks.drop, unused))
+            blocks.writer.then(partial(blocks.delete_unused, unused))
 
     def _parts(self, answer: int, between: int) -> tuple[Part, ...]:
         """The turn's own runs of tokens, by what they were. `answer` and `between` are the lengths of

@@ -21,7 +21,7 @@ class Clock:
 
     def __init__(self, engine: Engine) -> None:
         self.now = 1000.0
-        engine.conversations.sessions.clock = lambda: self.now
+        engine.sessions.clock = lambda: self.now
 
 
 class TestFork:
@@ -142,7 +142,7 @@ class TestUsable:
                 ask(other, session, 1)
             with pytest.raises(InputError, match="another engine's"):
                 other.prefill(question(1), session=session)
-            assert (session.turns, other.conversations.ids()) == (1, ())
+            assert (session.turns, other.sessions.ids()) == (1, ())
 
     def test_a_prefill_over_a_deleted_session_is_refused(self, engine: Engine) -> None:
         session = talk(engine, turns=1)
@@ -164,7 +164,7 @@ class TestUsable:
         session = talk(engine, turns=1)
         session.notes = ("told once",)
         with monkeypatch.context() as patch:
-            patch.setattr(engine.conversations.sessions.storage(), "save", _fail)
+            patch.setattr(engine.sessions.storage, "save", _fail)
             with pytest.raises(SessionUnavailableError):
                 ask(engine, session, 1)
         assert "told once" in ask(engine, session, 1).reuse.notes
@@ -181,7 +181,7 @@ class TestDelete:
         engine.flush()
         engine.session("a").delete()
         engine.flush()
-        assert [info.session_id for info in engine.conversations.list()] == ["b"]
+        assert [info.session_id for info in engine.sessions.list()] == ["b"]
         assert files(tmp_path) == len(engine.session("b").state.history.blocks)
         engine.session("b").delete()
         engine.session("never").delete()
@@ -230,13 +230,13 @@ def test_sessions_are_listed_with_what_they_hold(tmp_path: Path) -> None:
         talk(engine, "2", turns=1)
         engine.session("empty")
         engine.flush()
-        second, first = engine.conversations.list()
+        second, first = engine.sessions.list()
         assert (first.session_id, first.turns, first.tokens, first.used_at) == ("1", 3, 27, 1000.0)
         assert first.stored_bytes == with_kv(one) * engine.stats().kv_bytes_per_token
         assert (second.session_id, second.used_at) == ("2", 1005.0)
     with engine_at(tmp_path) as engine:
-        assert {info.session_id for info in engine.conversations.list()} == {"1", "2"}
-        assert engine.conversations.list()[1] == first
+        assert {info.session_id for info in engine.sessions.list()} == {"1", "2"}
+        assert engine.sessions.list()[1] == first
 
 
 class TestTtl:
@@ -264,7 +264,7 @@ class TestTtl:
             assert talk(engine, "short") is short
             talk(engine, "long")
         with engine_at(tmp_path) as engine:
-            assert [info.session_id for info in engine.conversations.list()] == ["long"]
+            assert [info.session_id for info in engine.sessions.list()] == ["long"]
             assert files(tmp_path) == len(engine.session("long").state.history.blocks)
 
     def test_a_turn_of_another_session_deletes_expired_conversations(self, tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ class TestTtl:
             clock.now += 11
             talk(engine, "busy", turns=1)
             engine.flush()
-            assert [info.session_id for info in engine.conversations.list()] == ["busy"]
+            assert [info.session_id for info in engine.sessions.list()] == ["busy"]
             assert files(tmp_path) == 1 == len(list((tmp_path / "sessions").iterdir()))
 
     def test_an_idle_conversation_waits_to_be_cleared_once_however_often_it_is_looked_for(
@@ -285,19 +285,19 @@ class TestTtl:
             talk(engine, "idle")
             engine.flush()
             jobs: list[Any] = []
-            monkeypatch.setattr(engine.conversations.blocks.writer, "then", jobs.append)
+            monkeypatch.setattr(engine.sessions.blocks.writer, "then", jobs.append)
             for _ in range(3):  # the writer is busy, so no job of these is done
                 clock.now += 11
-                engine.conversations.sessions.sweep()
+                engine.sessions.sweep()
             assert len(jobs) == 1
             monkeypatch.undo()
             jobs[0]()
-            assert engine.conversations.list() == ()
+            assert engine.sessions.list() == ()
             talk(engine, "idle")  # and idle again
             clock.now += 11
-            engine.conversations.sessions.sweep()
+            engine.sessions.sweep()
             engine.flush()
-            assert engine.conversations.list() == () and files(tmp_path) == 0
+            assert engine.sessions.list() == () and files(tmp_path) == 0
 
     def test_a_session_does_not_expire_while_one_of_its_turns_runs(self, tmp_path: Path) -> None:
         with engine_at(tmp_path, session=dict(ttl_s=10.0)) as engine:
@@ -308,7 +308,7 @@ class TestTtl:
             clock.now += 100
             engine.session("s")
             engine.session("other")  # looks for idle conversations
-            engine.conversations.blocks.writer.flush()
+            engine.sessions.blocks.writer.flush()
             assert session.turns == 3
             list(stream)
             assert session.turns == 4
@@ -404,6 +404,6 @@ def test_the_first_title_of_a_conversation_stays_and_survives_forks_and_restarts
         assert session.fork("t").title == session.title == "Ovens"
     with engine_at(tmp_path) as engine:
         assert engine.session("s").title == "Ovens"
-        assert {info.title for info in engine.conversations.list()} == {"Ovens"}
+        assert {info.title for info in engine.sessions.list()} == {"Ovens"}
         engine.session("s").reset()
         assert engine.session("s").title == ""

@@ -1,4 +1,4 @@
-"""The contract of a storage for the states of conversations.
+"""The contract of a storage for the states of sessions.
 
 `folder_storage.py` keeps manifests in a folder of this machine. `cluster/redis_session_storage.py` keeps
 them on a server that replicas share.
@@ -18,15 +18,15 @@ from .session import Session
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """A conversation as it is kept."""
+    """A session as it is kept."""
 
-    version: str | None  # None: it is not kept
-    state: SessionState | None  # None: it is not kept, or could not be read
+    version: str | None  # None: nothing is kept under this id
+    state: SessionState | None  # None: nothing is kept, or it is damaged
     notes: tuple[str, ...] = ()  # for the report of the next turn
 
 
 class SessionStorage(Closing, ABC):
-    """Keeps the states of conversations. All methods are thread-safe.
+    """Keeps the states of sessions. All methods are thread-safe.
 
     A session's `version` names the state that it has; `load` and `save` set or compare it. The
     caller of a method that takes a session holds it.
@@ -34,7 +34,7 @@ class SessionStorage(Closing, ABC):
 
     # whether other processes change the states, so that they are read again before they are used
     shared = False
-    # whether `summaries` has all conversations: blocks that are in none of them are left over
+    # whether `summaries` has all sessions: blocks that are in none of them are left over
     lists_all = True
 
     @abstractmethod
@@ -50,15 +50,15 @@ class SessionStorage(Closing, ABC):
 
     @abstractmethod
     def delete(self, session_id: str, known: str | None = None) -> None:
-        """Keep the conversation no longer; if other processes may have changed it, only in the
-        version `known`.
+        """Keep the session no longer; if other processes may have changed it, only in the version
+        `known`. Raises `SessionUnavailableError` if it is still kept.
 
-        The version of its session, if it has one, was set to `None` before.
+        The version of its `Session`, if there is one, was set to `None` before.
         """
 
     @abstractmethod
     def summaries(self, session_ids: Sequence[str] | None = None) -> Iterable[Summary]:
-        """The summaries of all conversations that are kept, or of those of these ids."""
+        """The summaries of all sessions that are kept, or of those of these ids."""
 
     def wait_saved(self, session: Session, timeout_s: float) -> str | None:
         """Return when the session's last state survives a crash; a note if that is not so within

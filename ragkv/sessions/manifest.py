@@ -18,7 +18,7 @@ from ragkv.store import EntryKey, Identity
 
 FORMAT = "ragkv-session"  # what every manifest says of itself
 VERSION = 1  # the only one that is read
-# What `decode` and `Summary.from_json` raise for bytes that are no manifest.
+# What `state_of` and `Summary.from_json` raise for bytes that are no manifest.
 NOT_A_MANIFEST = (
     ValueError,
     KeyError,
@@ -79,7 +79,7 @@ class ManifestVersionError(Exception):
     """A manifest has a version that this code does not read. The argument is that version."""
 
 
-def encode(
+def manifest_of(
     summary: Summary, state: SessionState, base: Identity, secret: str | None = None
 ) -> bytes:
     """A manifest's three lines. With a `secret` the checksum proves that the writer knows it."""
@@ -126,8 +126,10 @@ def encode(
     return f"{json.dumps(header)}\n".encode() + rest
 
 
-def decode(session_id: str, data: bytes, base: Identity, secret: str | None = None) -> SessionState:
-    """Inverse of `encode`.
+def state_of(
+    session_id: str, data: bytes, base: Identity, secret: str | None = None
+) -> SessionState:
+    """Inverse of `manifest_of`.
 
     Raises `ManifestVersionError`; and one of `NOT_A_MANIFEST` if `data` is no manifest of this
     session, of this model and of this tenant.
