@@ -121,7 +121,6 @@ def assembled(
         prefix_blocks = PrefixBlocks(
             model.identity_for(config), config.store.memory_bytes // PREFIX_SHARE
         )
-        unused = _unused_note(store, identity, model.dtype_choice.why)
 
         # who computes
         scheduler = Scheduler(
@@ -139,7 +138,7 @@ def assembled(
             intake=intake,
             prefix_blocks=prefix_blocks,
             telling=sessions.telling,
-            unused_note=unused,
+            unused_note=_unused_note(store, identity, model.dtype_choice.why),
         )
         readers = Readers(config.store.reader_threads)
         opened.callback(readers.close)
@@ -153,18 +152,7 @@ def assembled(
         if maker is not None:
             backend = maker(model, entries, scheduler)
         else:
-            with scheduler.computing():
-                prefix = model.contexts.prefix(prefix_ids, identity, between)
-            lookup = Lookup(
-                adapter=model.adapter,
-                identity=identity,
-                store=store,
-                background=background,
-                block_writer=block_writer,
-                prefix_blocks=prefix_blocks,
-                prefix=prefix,
-                unused_note=unused,
-            )
+            lookup = _lookup(model, entries, block_writer, scheduler)
             offloading = _offloading(model, config)
             prefiller = Prefiller(lookup, fusor, scheduler, controller, offloading)
             backend = OwnModel(model, prefiller, config.drafts)
@@ -255,6 +243,25 @@ def _gate_result(config: EngineConfig, identity: Identity) -> GateResult | None:
     if directory is None or is_missing(Path(directory, GATE_FILE)):
         return None
     return load_gate_result(directory, identity, config.fusion)
+
+
+def _lookup(
+    model: SharedModel, entries: Entries, block_writer: BlockWriter, scheduler: Scheduler
+) -> Lookup:
+    """What finds the stored KV of prompts. The KV of the prefix is computed now."""
+    encoder = entries.encoder
+    with scheduler.computing():
+        prefix = model.contexts.prefix(encoder.prefix_ids, encoder.identity, encoder.between)
+    return Lookup(
+        adapter=model.adapter,
+        identity=encoder.identity,
+        store=entries.store,
+        background=entries.background,
+        block_writer=block_writer,
+        prefix_blocks=entries.prefix_blocks,
+        prefix=prefix,
+        unused_note=entries.unused_note,
+    )
 
 
 def _offloading(model: SharedModel, config: EngineConfig) -> "Offloading | None":
