@@ -70,7 +70,8 @@ class Timing:
     load_s: float = 0.0  # waiting for layer slices
     fuse_s: float = 0.0  # rotating stored KV and copying it into place
     prefill_s: float = 0.0  # the whole pass over the prompt, load_s and fuse_s included
-    first_token_s: float = 0.0  # TTFT: from the call to the first token
+    # TTFT: from the beginning of the request, before a search of its passages, to the first token
+    first_token_s: float = 0.0
     decode_s: float = 0.0  # from the first token to the last
     # tokens of the answer that were proposed because they followed in the prompt, and verified
     drafted: int = 0
