@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks import report
-from benchmarks.ttft_world import OUR_FULL, Method, World, model_of
-from ragkv.model.loading import load
+from benchmarks.ttft_world import OUR_FULL, REAL, Method, World, model_of
 from ragkv.runtime import ThreadChoice
 from ragkv.runtime.processor import measured_use
 
@@ -35,9 +34,7 @@ CHOSEN = "chosen"
 def main() -> None:
     options = _options()
     torch.set_num_threads(options.threads)
-    model = (
-        load("smollm2", "cpu", "bfloat16")[0] if not options.quick else model_of("tiny", "cpu", 0)
-    )
+    model = model_of("tiny" if options.quick else REAL, "cpu", 0)
     ways = [*range(1, options.threads + 1), CHOSEN]
     found = list[dict[str, Any]]()
     with (

@@ -23,12 +23,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import report
-from benchmarks.random_model import SHAPES
-from benchmarks.ttft_world import OUR_FULL, QUESTION_TOKENS, Method, World, model_of
-from ragkv.model.loading import load
+from benchmarks.ttft_world import MODELS, OUR_FULL, QUESTION_TOKENS, REAL, Method, World, model_of
 
 CHUNK_TOKENS = 128
-REAL = "smollm2"
 
 
 @dataclass(frozen=True)
@@ -51,11 +48,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     rows = []
     for shape in options.shapes:
-        model = (
-            load(REAL, "cpu", "bfloat16")[0]
-            if shape == REAL
-            else model_of(shape, "cpu", max(options.lengths) + CHUNK_TOKENS)
-        )
+        model = model_of(shape, "cpu", max(options.lengths) + CHUNK_TOKENS)
         for tokens in options.lengths:
             rows += _measured(model, shape, tokens, options)
     print(f"bf16, {report.machine()['cpu']}, {options.threads} threads")
@@ -128,9 +121,7 @@ def _print_profiles(actions: Mapping[Method, Callable[[], Any]]) -> None:
 def _options() -> argparse.Namespace:
     parser = report.parser(__doc__, quick="a tiny shape", threads=1, runs=5)
     parser.add_argument("--profile", action="store_true", help="print what operations took")
-    parser.add_argument(
-        "--shapes", nargs="+", choices=[REAL, *sorted(SHAPES)], default=[REAL, "qwen2.5-0.5b"]
-    )
+    parser.add_argument("--shapes", nargs="+", choices=MODELS, default=[REAL, "qwen2.5-0.5b"])
     parser.add_argument("--lengths", nargs="+", type=int, default=[900, 1800, 4000])
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.05, 0.15])
     parser.add_argument(

@@ -24,12 +24,10 @@ from typing import Any
 import torch
 
 from benchmarks import report
-from benchmarks.random_model import random_model
-from benchmarks.ttft_world import World
+from benchmarks.ttft_world import MODELS, QUESTION_TOKENS, REAL, World, model_of
 from ragkv.config import R_STAR
 from ragkv.control.present_profile import OUTCOMES
 from ragkv.fusion import budget
-from ragkv.model.loading import load
 from ragkv.prompt import PrefilledPrompt
 from ragkv.types import Reuse
 from tests.store.fakes import ThrottledTier
@@ -157,7 +155,7 @@ def _decision(found: Reuse, question: int) -> str:
 def main() -> None:
     """Measure, print, and write the JSON."""
     parser = report.parser(__doc__, quick="the tiny shape, short prompts", threads=1, runs=3)
-    parser.add_argument("--shape", nargs="+", default=["smollm2", "qwen2.5-0.5b"])
+    parser.add_argument("--shape", nargs="+", choices=MODELS, default=[REAL, "qwen2.5-0.5b"])
     parser.add_argument("--storage", nargs="+", default=list(STORAGES), choices=list(STORAGES))
     parser.add_argument("--selector", nargs="+", default=["attention", "hkvd"])
     parser.add_argument("--chunks", type=int, default=6)
@@ -168,8 +166,9 @@ def main() -> None:
     )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    longest = options.chunks * options.tokens + QUESTION_TOKENS
     for shape in ["tiny"] if options.quick else options.shape:
-        model = load(shape, "cpu", "bfloat16")[0] if shape == "smollm2" else random_model(shape)
+        model = model_of(shape, "cpu", longest)
         print(
             f"\n{shape}: {options.chunks} x {options.tokens} + 32 tokens, {options.threads} "
             "thread(s)"

@@ -8,8 +8,8 @@ same run.
     against bfloat16 entries python -m benchmarks.ttft --device cuda
     Llama-3-8B shape, page-locked memory and disk
 
-Real architectures with random weights and random entries (neither changes time), one question of 32
-tokens, batch 1. Baselines are our own full recompute, our own prefix caching, which knows the first
+SmolLM2, or real architectures with random weights, and random entries (neither changes time); one
+question of 32 tokens, batch 1. Baselines are our own full recompute, our own prefix caching, which knows the first
 chunk from an earlier prompt, and transformers' full prefill (SDPA) and reuse of an exact prefix, all
 with logits of the last row only. Every chunk is fused, also the first, which in practice is mostly
 exact and free. Methods run alternately and the table has medians.
@@ -26,8 +26,8 @@ from typing import Any
 import torch
 
 from benchmarks import report
-from benchmarks.random_model import SHAPES
 from benchmarks.ttft_world import (
+    MODELS,
     OUR_FULL,
     OUR_PREFIX,
     QUESTION_TOKENS,
@@ -184,7 +184,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--shapes",
         nargs="+",
-        choices=sorted(SHAPES),
+        choices=MODELS,
         help="default: qwen2.5-0.5b; CUDA: llama-3-8b",
     )
     parser.add_argument(

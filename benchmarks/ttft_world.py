@@ -1,5 +1,5 @@
-"""The engine that `ttft.py` measures: a real shape with random weights, and entries that take no
-time to make.
+"""The engine that `ttft.py` measures: SmolLM2, or a real shape with random weights, and entries that
+take no time to make.
 
 Entries have random keys and values, and are stored through the store's own API; weights and
 values do not change the time. Every chunk is stored as KV made with other RoPE frequencies, so it
@@ -16,14 +16,16 @@ from typing import Any, Self
 import torch
 from transformers import DynamicCache
 
-from benchmarks.random_model import put_random_entry, random_model
+from benchmarks.random_model import SHAPES, put_random_entry, random_model
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import ControllerConfig, RedisConfig, S3Config
 from ragkv.model.dtype_choice import faster_dtype
-from ragkv.model.loading import DtypeChoice
+from ragkv.model.loading import DtypeChoice, load
 from ragkv.store import Tier
 from tests.store.fakes import store_of
 
+REAL = "smollm2"  # the installed model; other shapes have random weights
+MODELS = (REAL, *sorted(SHAPES))
 QUESTION_TOKENS = 32
 # a real Redis on loopback, and an S3-compatible server from moto, one Python process
 REMOTE = ("redis", "s3")
@@ -65,8 +67,11 @@ def model_of(
     dtype: torch.dtype = torch.bfloat16,
     layers: int | None = None,
 ) -> Any:
-    """The shape's model with random weights and a context of at least `longest` tokens."""
-    model = random_model(shape, dtype, device, layers)
+    """One of `MODELS`, with a context of at least `longest` tokens. `layers` is for random ones."""
+    if shape == REAL:
+        model = load(REAL, device, str(dtype).removeprefix("torch."))[0]
+    else:
+        model = random_model(shape, dtype, device, layers)
     model.config.max_position_embeddings = max(longest, model.config.max_position_embeddings)
     return model
 
