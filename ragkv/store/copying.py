@@ -55,8 +55,8 @@ class TierCopies:
             )
         self.placement: Placement = lambda *_: True
         self.dropped = 0  # entries not written: the queue was full, or the write failed
-        self._deleted: OrderedDict[EntryKey, int] = OrderedDict()  # when, in deletions
-        self._deletions = 0
+        self._deleted: OrderedDict[EntryKey, int] = OrderedDict()  # by key, when it was deleted
+        self._now = 0  # how many deletions there were
         self._forgotten = 0  # the last deletion that is not in `_deleted`
         self._being_deleted = Counter[EntryKey | None]()  # now; None: any key
         # held by the last step of a copy up, and never while a tier deletes: that may take long
@@ -100,7 +100,7 @@ class TierCopies:
 
     def now(self) -> int:
         """To be asked before a lookup whose hit may be copied up: how many deletions there were."""
-        return self._deletions
+        return self._now
 
     def promote(self, lease: Lease, depth: int, since: int) -> None:
         """Copy what was found in the tier of that number, `since`, to the tiers above it, in the
@@ -185,7 +185,7 @@ class TierCopies:
         finally:  # a deletion that failed may have dropped it from a faster tier
             with self._lock:
                 self._being_deleted -= Counter([key])  # forgets a key at 0
-                self._deletions += 1
+                self._now += 1
                 self._remember_deleted(key)
 
     def is_deleted(self, key: EntryKey, since: int) -> bool:
@@ -199,9 +199,9 @@ class TierCopies:
     def _remember_deleted(self, key: EntryKey | None) -> None:
         """Needs `_lock`."""
         if key is None:
-            self._forgotten = self._deletions
+            self._forgotten = self._now
             return
-        self._deleted[key] = self._deletions
+        self._deleted[key] = self._now
         self._deleted.move_to_end(key)
         if len(self._deleted) > REMEMBERED:
             _, self._forgotten = self._deleted.popitem(last=False)

@@ -57,16 +57,17 @@ class Policy(ABC):
 
     @abstractmethod
     def held(self, group: str, blocks: int, size: int, now: float) -> None:
-        """The tier holds, or is about to hold, the first `blocks` blocks of `group`, `size` in all;
-        0 blocks: none.
+        """The tier holds the first `blocks` blocks of `group`, `size` in all; 0 blocks: none.
+        Growing counts as a use.
 
-        Also called before `victim` for the block that needs space. Growing counts as a use.
+        Called after every change. For a block that needs space it is called before `victim`, too,
+        as if the block were there, and again if the block is refused.
         """
 
     @abstractmethod
     def victim(self, pinned: Container[str], now: float) -> Cut | None:
         """The next cut, of a held group that is not `pinned`; `None` if all are pinned. Changes no
-        later decision.
+        later decision. A cut that evicts nothing is an error, which ends the put.
         """
 
     def turn_ended(self, turn: TurnSize) -> None:  # noqa: B027
