@@ -60,8 +60,8 @@ T = TypeVar("T")
 # log of deletions. The hash field of the version is called `edition`, as in all data written so
 # far.
 
-# `LOAD` takes: the known version, the most bytes of a manifest
-# -> false if there is no manifest, {version} if it is the known one, else {version, manifest}
+# `LOAD` takes the known version, and the most bytes that a manifest may have. It returns false if
+# there is no manifest, {version} if that is the known one, and {version, manifest} otherwise.
 LOAD = """
 local version = redis.call('HGET', KEYS[1], 'edition')
 if not version then return false end

@@ -136,8 +136,9 @@ def gate(
     """The fastest setting of `engine` that keeps `tolerance` over `probes`: half of them choose,
     half confirm.
 
-    `source` says in the result what the probes were made of. Without `selectors` they are the
-    config's and `SELECTORS`. After `limit_s` it goes on with the prompts it has measured by then.
+    `source` says in the result what the probes were made of. Without `selectors`, the
+    config's is tried and those of `SELECTORS`. After `limit_s` the gate goes on with the prompts that
+    it has measured by then.
     `on_progress(done, total)` is called after each prompt. Prompts that are longer than the model's
     context are left out and counted. Raises `InputError` without probes, and
     `PromptTooLongError` if fewer than six fit.

@@ -61,10 +61,10 @@ def without_controls(text: str) -> str:
 
 
 def unescaped(text: str, of_program: bool) -> str:
-    """`text` with the letters that escapes stand for; what is no letter stays an escape.
+    """`text` with the letters that escapes stand for. An escape of anything else stays.
 
-    In text for people, which may be about escapes, they are read within words, and in the values of
-    JSON and of programs; in text of a program or for one everywhere.
+    Text for people may be about escapes. So there only those within words are resolved, and those
+    in values of JSON and of programs. In text of a program, or for one, all are.
     """
     if "\\" not in text:
         return text

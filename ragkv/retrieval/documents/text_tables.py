@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from .html_tables import ROWS_OF_COLUMNS
 from .tables import Header, Row, is_words, named_lines, row_of
 
-# What stands before each line of a table that is indented or in a quotation.
+# The beginning of each line of a table that is indented or in a quotation.
 _PREFIX = re.compile(r"[ \t]*+(?:>[ \t]*+)*+")
 # A cell of the line between the names and the rows of a table.
 _RULE = re.compile(r":?-+:?")

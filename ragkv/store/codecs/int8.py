@@ -11,10 +11,10 @@ _LEAST_SCALE = torch.finfo(torch.float32).tiny  # smaller scales would be rounde
 class Int8Codec(Codec):
     """Eight bits a number, with a scale for each key channel and each value token.
 
-    Some key channels have values that are large, or far from zero, for all tokens; values have no
-    such channels (KIVI, Liu et al. 2024, finds this for keys after RoPE; we store keys before it).
-    So each key channel gets a scale and its lowest value over the slice's tokens, and each value
-    token a symmetric scale. A stored layer has, in this order, all little-endian:
+    Some channels of keys are large, or far from zero, for all tokens. Values have no such channels.
+    (KIVI, Liu et al. 2024, finds this for keys after RoPE. We store keys before it.) So each key
+    channel has a scale and its lowest value over the slice's tokens, and each value token has a
+    symmetric scale. A stored layer has, in this order, all little-endian:
 
         key scale (G, D) float32 | key low (G, D) float32 | value scale (G, T) float32 |
         keys (G, T, D) uint8 | values (G, T, D) int8

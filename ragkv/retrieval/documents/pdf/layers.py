@@ -150,7 +150,7 @@ def raw_entry(entries: Any, name: str) -> Any:
 
 
 def _references(resources: Any, name: str) -> dict[str, Any]:
-    """What resources of one kind are called, each as it stands there."""
+    """The resources of one kind by their names, unresolved if they are references."""
     entries = resources.get(name)
     return {key: raw_entry(entries, key) for key in entries} if isinstance(entries, dict) else {}
 
