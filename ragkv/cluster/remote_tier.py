@@ -236,9 +236,10 @@ class RemoteTier(Tier):
             self._wake.clear()
             try:
                 self.health.probe(self.connector.ping)
-                if self.health.available and not self._closing.is_set():
-                    for key in self._pending.keys:
-                        self._delete_pending(key)
+                for key in self._pending.keys if self.health.available else ():
+                    if self._closing.is_set():  # the next start deletes the rest
+                        break
+                    self._delete_pending(key)
             except RemoteError as error:
                 log.debug("%s: %s", self.kind, error)
             except Exception:  # the thread must live on

@@ -2,6 +2,7 @@
 
 import errno
 import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -9,12 +10,15 @@ from typing import Any
 
 import pytest
 
-from ragkv.cluster import pending_deletions, redis_connector, s3_connector
+from ragkv.cluster import RemoteTier, pending_deletions, redis_connector, s3_connector
+from ragkv.cluster.connector import Connector
 from ragkv.cluster.pending_deletions import PendingDeletions
 from ragkv.config import RedisConfig, S3Config, StoreConfig
 from ragkv.errors import StoreError
 from ragkv.store import EntryKey, open_store
+from ragkv.store.record import Bytes, checksum
 from tests.faults import os_error, raising
+from tests.scheduling.helpers import begin
 
 
 def test_pending_deletions_survive_a_restart_until_they_are_confirmed(tmp_path: Path) -> None:
@@ -98,3 +102,53 @@ def test_a_remote_that_cannot_be_opened_leaves_no_connector_open(
     with pytest.raises((StoreError, RuntimeError)):
         open_store(replace(config, memory_bytes=0, directory=directory), name.lower())
     assert not open_connectors
+
+
+class Slow(Connector):
+    """A server without entries, which confirms a deletion when it may."""
+
+    kind = "slow"
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.may = threading.Event()
+        self.deleted = list[EntryKey]()
+
+    def find(self, keys: Sequence[EntryKey]) -> list[Bytes | None]:
+        return [None for _ in keys]
+
+    def get(self, *_: object, **__: object) -> None:
+        return None
+
+    def put(self, key: EntryKey, values: Sequence[Bytes]) -> bool:
+        return False
+
+    def delete(self, key: EntryKey, content_digest: bytes | None = None) -> bool:
+        self.asked.set()
+        assert self.may.wait(60)
+        self.deleted.append(key)
+        return True
+
+    def all_keys(self) -> Iterator[EntryKey]:
+        return iter(())
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_a_tier_that_closes_waits_for_one_pending_deletion_and_keeps_the_others(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "deletions.json"
+    pending = PendingDeletions(path)
+    keys = [EntryKey(letter * 64) for letter in "abc"]
+    pending.add(*keys)
+    server = Slow()
+    tier = RemoteTier(server, RedisConfig(url="redis://localhost:1"), checksum, pending, 0)
+    assert server.asked.wait(60)
+    closing = begin(tier.close)
+    assert tier._closing.wait(60)
+    server.may.set()
+    closing.join(60)
+    assert len(server.deleted) == 1
+    assert PendingDeletions(path).keys == set(keys) - set(server.deleted)
