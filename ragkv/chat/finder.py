@@ -164,10 +164,11 @@ class ConversationFinder:
         self._to_delete[name] = self._orders
 
     def _saved_names(self) -> list[str]:
-        """The saved sessions that there are, the last used first. Raises
+        """The saved sessions that are stored, the last used first. Raises
         `SessionUnavailableError`.
         """
-        return [name for name in self._engine.sessions.ids() if name.startswith(_SAVED)]
+        names = self._engine.sessions.ids(idle=True)
+        return [name for name in names if name.startswith(_SAVED)]
 
     def _delete_soon(self) -> None:
         try:

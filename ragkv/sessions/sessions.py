@@ -171,11 +171,12 @@ class Sessions(Closing):
         found = self._last_used_first(None if session_ids is None else tuple(session_ids))
         return tuple(self._info(one) for one in found if not self.idle_too_long(one))
 
-    def ids(self) -> tuple[str, ...]:
-        """The ids of the sessions that have turns, the last used first. No state is read, and idle
-        ones count until they are cleared.
+    def ids(self, *, idle: bool = False) -> tuple[str, ...]:
+        """The ids of the sessions that have turns, the last used first. No state is read. With
+        `idle` also those that were idle for too long, and are not cleared yet.
         """
-        return tuple(summary.session_id for summary in self._last_used_first())
+        found = self._last_used_first()
+        return tuple(one.session_id for one in found if idle or not self.idle_too_long(one))
 
     def has(self, session_id: str) -> bool:
         """Whether there is a session of that id that has turns, or has its first one under way in
@@ -184,7 +185,7 @@ class Sessions(Closing):
         session = self.live(session_id)
         if session is not None and session.lock.locked():
             return True
-        return bool(self._last_used_first([session_id]))
+        return not all(map(self.idle_too_long, self._last_used_first([session_id])))
 
     def _last_used_first(self, session_ids: Sequence[str] | None = None) -> Sequence[Summary]:
         found = (one for one in self.storage.summaries(session_ids) if one.turns)

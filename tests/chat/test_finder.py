@@ -19,7 +19,7 @@ class Saved:
         self.is_away = False
         self.meanwhile: Callable[[], None] = lambda: None
 
-    def ids(self) -> list[str]:
+    def ids(self, *, idle: bool = False) -> list[str]:
         self._check()
         return sorted(self.names)
 

@@ -267,6 +267,16 @@ class TestTtl:
             assert [info.session_id for info in engine.sessions.list()] == ["long"]
             assert files(tmp_path) == len(engine.session("long").state.history.blocks)
 
+    def test_an_idle_conversation_does_not_count_but_is_found_where_all_are_deleted(
+        self, tmp_path: Path
+    ) -> None:
+        with engine_at(tmp_path, session=dict(ttl_s=10.0)) as engine:
+            clock = Clock(engine)
+            talk(engine, "idle")
+            clock.now += 11
+            assert engine.sessions.ids() == () and not engine.sessions.has("idle")
+            assert engine.sessions.ids(idle=True) == ("idle",)
+
     def test_a_turn_of_another_session_deletes_expired_conversations(self, tmp_path: Path) -> None:
         with engine_at(tmp_path, session=dict(ttl_s=10.0)) as engine:
             clock = Clock(engine)
