@@ -43,10 +43,10 @@ class Lookup:
         """
         prompt = task.prompt
         method = task.request.method
-        frequencies = self._frequencies(prompt)
+        frequencies = self.adapter.rope.frequencies(len(prompt.token_ids))
 
         def looked_up(span: Span) -> Span:
-            lease = self._lease(prompt, span, damaged)
+            lease = self._lease(prompt, span, frequencies, damaged)
             if span.kind is SpanKind.PREFIX or lease is None:
                 return replace(span, lease=lease)
             leases.callback(lease.close)
@@ -75,10 +75,9 @@ class Lookup:
             plan = replace(plan, notes=(*plan.notes, self.unused_note))
         return plan
 
-    def _frequencies(self, prompt: Prompt) -> str:
-        return self.adapter.rope.frequencies(len(prompt.token_ids))
-
-    def _lease(self, prompt: Prompt, span: Span, damaged: Container[EntryKey]) -> Lease | None:
+    def _lease(
+        self, prompt: Prompt, span: Span, frequencies: str, damaged: Container[EntryKey]
+    ) -> Lease | None:
         """The lease of a span that is stored; `None` if it is not, or is not wanted."""
         if span.state is SpanState.COMPUTED:
             return None
@@ -91,7 +90,7 @@ class Lookup:
             is_damaged = self.identity.key(ids) in damaged
             return None if is_damaged else self.store.lease(self.identity, ids)
         prefix = self.prefix
-        fits = prefix is not None and prefix.info.frequencies == self._frequencies(prompt)
+        fits = prefix is not None and prefix.info.frequencies == frequencies
         return prefix if fits else None
 
     def _of_this_model(self, lease: Lease) -> Lease | None:

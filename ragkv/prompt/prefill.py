@@ -125,6 +125,7 @@ class Prefiller:
         length = plan.token_ids.numel()
         refused = self.offloading.refusal(length) if self.offloading else None
         elapsed_s = task.claim.elapsed_s()
+        own_s = passed.pass_s - passed.others_s
         reuse = reuse_report(
             plan, task.request.method.selector, passed, self.fusor.adapter.layer_count
         )
@@ -140,14 +141,11 @@ class Prefiller:
             logits=passed.logits,
             reuse=replace(reuse, notes=notes),
             timing=Timing(
-                queue_s=elapsed_s
-                - task.request.began_s
-                - tries.lookup_s
-                - (passed.pass_s - passed.others_s),
+                queue_s=elapsed_s - task.request.began_s - tries.lookup_s - own_s,
                 lookup_s=tries.lookup_s,
                 load_s=passed.load_s,
                 fuse_s=fused.place_s,
-                prefill_s=passed.pass_s - passed.others_s,
+                prefill_s=own_s,
                 first_token_s=elapsed_s,
             ),
             kv=fused.kv,

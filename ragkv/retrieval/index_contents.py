@@ -1,7 +1,7 @@
 """Lists the documents and passages of an index. No search uses this."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .index_file import IN_USE, IndexFile, as_json
@@ -69,6 +69,14 @@ class IndexContents:
         )
         rows = read_passages(self.file, f"{condition} ORDER BY place", parameters)
         return [passage for _, passage in rows]
+
+    def texts(self, numbers: Sequence[int]) -> dict[int, str]:
+        """The texts of these numbers, in order; unknown numbers are left out."""
+        sql = (
+            "SELECT number, text FROM texts WHERE number IN (SELECT value FROM json_each(?)) "
+            "ORDER BY number"
+        )
+        return dict(self.file.rows(sql, (as_json(list(numbers)),)))
 
     def held(self, texts: Iterable[str]) -> set[str]:
         """Those of `texts` that are passages of exactly this text."""

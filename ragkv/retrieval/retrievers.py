@@ -20,7 +20,7 @@ from ragkv.runtime.words import Word, words
 
 from .embedders import Vectors
 from .filters import EVERYTHING, Condition
-from .index_file import IN_USE, IndexFile, as_json
+from .index_file import IN_USE, IndexFile
 
 TextNumbers = npt.NDArray[np.int64]  # numbers of distinct texts in the index
 
@@ -69,14 +69,6 @@ class IndexTexts:
         """The texts that have a passage which meets `where`, ascending."""
         sql = f"SELECT DISTINCT text_number FROM passages WHERE {where.sql} ORDER BY text_number"
         return [row[0] for row in self.file.rows(sql, where.parameters)]
-
-    def by_number(self, numbers: Sequence[int]) -> dict[int, str]:
-        """The texts of these numbers, in order; unknown numbers are left out."""
-        sql = (
-            "SELECT number, text FROM texts WHERE number IN (SELECT value FROM json_each(?)) "
-            "ORDER BY number"
-        )
-        return dict(self.file.rows(sql, (as_json(list(numbers)),)))
 
     def vectors(self) -> tuple[TextNumbers, Vectors]:
         """The rows (N,), (N, D) of every text in use that has vectors. Kept in memory until the

@@ -96,7 +96,7 @@ class KnownPassages:
             new = [number for number in numbers if number not in known.keys]
             while new and self._matcher.chars < self._limit:
                 assert index is not None
-                texts = index.texts.by_number(new[:BATCH])
+                texts = index.contents.texts(new[:BATCH])
                 new = new[BATCH:]
                 known.keys |= zip(texts, self._matcher.add(texts.values()), strict=True)
             known.unread = len(new)
