@@ -26,9 +26,8 @@ class Engine:
         self.dropped: list[str] = []
         self.retained: list[str] | None = None
         self.remotes_away: tuple[str, ...] = ()
-        self.store = SimpleNamespace(
-            contents=SimpleNamespace(sample=lambda count: [] if is_new else [count])
-        )
+        contents = SimpleNamespace(sample=lambda count: [] if is_new else [count])
+        self.parts = SimpleNamespace(store=SimpleNamespace(contents=contents))
         self.entries = self
 
     def delete_untold(self, keys: Sequence[EntryKey], stop: Callable[[], bool]) -> bool:
