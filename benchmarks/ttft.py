@@ -31,6 +31,7 @@ from benchmarks.ttft_world import (
     OUR_FULL,
     OUR_PREFIX,
     QUESTION_TOKENS,
+    REAL,
     TIERS,
     TRANSFORMERS_FULL,
     TRANSFORMERS_PREFIX,
@@ -80,7 +81,8 @@ def main() -> None:
             else f"cpu, {options.threads} threads"
         )
         print(
-            f"\n{shape}, random weights and entries, + {QUESTION_TOKENS} question tokens, bf16, "
+            f"\n{shape}, {'' if shape == REAL else 'random weights and '}random entries, + "
+            f"{QUESTION_TOKENS} question tokens, bf16, "
             f"{where}"
         )
         _table(rows, options.peak)
