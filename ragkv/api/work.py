@@ -21,7 +21,7 @@ from anyio import CancelScope, CapacityLimiter, current_time, to_thread
 from starlette.requests import Request
 
 from ragkv.errors import CancelledError
-from ragkv.runtime import Check, Claim, PausingCheck, openmp, release_memory
+from ragkv.runtime import Check, Claim, PausingCheck, begun, openmp, release_memory
 from ragkv.runtime.thread_stream import Channel
 
 from .errors import ApiError
@@ -266,7 +266,7 @@ class RequestPool:
             self._most = 0
             self._released_at = time.monotonic()
             # it may take a while
-            threading.Thread(target=release_memory, name="ragkv-release", daemon=True).start()
+            begun(release_memory, "ragkv-release", "free memory is given back later")
 
 
 def _shutting_down() -> ApiError:

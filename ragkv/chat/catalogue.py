@@ -15,6 +15,7 @@ import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from ragkv.config import MIB
 from ragkv.engine import Engine
 from ragkv.entries import WarmReport
 from ragkv.errors import RagKVError
-from ragkv.runtime import DAMAGED, ByteCache, replace_file
+from ragkv.runtime import DAMAGED, ByteCache, begun, replace_file
 from ragkv.types import Chunk
 
 from .passage_matcher import MAX_FOUND, PassageMatcher, TextMatch, joined, key_of
@@ -185,12 +186,8 @@ class Forms:
             others.pop(token_ids, None)
             self._trimming |= bool(others)
         if others:
-            thread = threading.Thread(
-                target=self._trim, args=(others,), name="ragkv-forms", daemon=True
-            )
-            try:
-                thread.start()
-            except RuntimeError:  # the system has no thread to give: the next form tries again
+            later = "the next form tries again"
+            if begun(partial(self._trim, others), "ragkv-forms", later) is None:
                 self._trimming = False
 
     def delete(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ragkv.config import EngineConfig
 from ragkv.errors import ProfileError, RagKVError
 from ragkv.fusion import Fusor
-from ragkv.runtime import Closing, openmp
+from ragkv.runtime import Closing, begun, openmp
 from ragkv.scheduling import IdleTime
 from ragkv.store import Store
 
@@ -75,8 +75,8 @@ class Profiler(Closing):
                 "The loading controller measures this machine while no request runs. %s",
                 self.present.refusal,
             )
-            self._thread = threading.Thread(target=self._run, name="ragkv-profiler", daemon=True)
-            self._thread.start()
+            later = "the controller goes on without a profile; `ragkv profile` measures one"
+            self._thread = begun(self._run, "ragkv-profiler", later)
 
     def close(self) -> None:
         """Stop measuring; what is under way is dropped."""

@@ -5,7 +5,6 @@ store.
 from . import openmp
 from .addresses import is_loopback
 from .byte_cache import ByteCache, cached_by_bytes
-from .closing import Closing, close_dropped, close_elsewhere
 from .files import (
     DAMAGED,
     aside_of,
@@ -18,6 +17,7 @@ from .files import (
     replace_file,
     sync,
 )
+from .lifetime import Closing, begun, close_dropped, close_elsewhere
 from .memory import (
     available_bytes,
     freeze_objects,
@@ -58,6 +58,7 @@ __all__ = [
     "TimeShareQueue",
     "Wait",
     "acquired",
+    "begun",
     "available_bytes",
     "cache_folder",
     "cached_by_bytes",

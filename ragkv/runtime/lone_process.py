@@ -27,7 +27,7 @@ from typing import Any, Literal, TypeVar
 
 from ragkv.errors import RagKVError
 
-from .closing import Closing
+from .lifetime import Closing
 from .waiting import Check, no_check
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 from ragkv.errors import RagKVError
 
-from .closing import Closing, close_elsewhere
+from .lifetime import Closing, close_elsewhere
 from .waiting import POLL_S, Check, acquired, no_check, stop_of
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ragkv.runtime import Check, Claim, openmp
+from ragkv.runtime import Check, Claim, begun, openmp
 from ragkv.runtime.waiting import POLL_S
 from ragkv.scheduling import IdleTime
 from ragkv.store import EntryKey, Store
@@ -183,16 +183,10 @@ class BackgroundEncoder:
 
     def _started(self) -> threading.Thread | None:
         """The thread, begun. Without one, what waits stays a miss. Needs `_changed`."""
-        thread = threading.Thread(target=self._run, name="ragkv-encoder", daemon=True)
-        try:
-            thread.start()
-        except (
-            RuntimeError
-        ) as error:  # the system has no thread to give; the next chunk tries again
-            log.warning("KV in the background cannot be computed: %s", error)
+        thread = begun(self._run, "ragkv-encoder", "missed chunks stay misses")
+        if thread is None:
             self._waiting.clear()
             self._last.clear()
-            return None
         return thread
 
     def _drop_oldest(self, waiting: OrderedDict[_Ids, None]) -> None:

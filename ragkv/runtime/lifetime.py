@@ -1,5 +1,5 @@
-"""Resources that are closed when their `with` block ends, and those that nobody closed. Pure
-Python.
+"""Resources that are closed when their `with` block ends, those that nobody closed, and threads for
+work that nobody waits for. Pure Python.
 """
 
 import logging
@@ -38,5 +38,25 @@ def close_dropped(what: str, close: Callable[[], None]) -> None:
 
 
 def close_elsewhere(close: Callable[[], None]) -> None:
-    """Call `close` on a thread of its own, for which the process waits at its end."""
-    threading.Thread(target=close, name="ragkv-closer").start()
+    """Call `close` on a thread of its own, for which the process waits at its end; here, if the
+    system has no thread to give.
+    """
+    try:
+        threading.Thread(target=close, name="ragkv-closer").start()
+    except RuntimeError:
+        close()
+
+
+def begun(run: Callable[[], object], name: str, otherwise: str) -> threading.Thread | None:
+    """A daemon thread that runs `run`; `None` if the system has no thread to give.
+
+    That is no error of the request which happens to begin the thread. It is logged with
+    `otherwise`, which says what becomes of the work.
+    """
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        log.warning("The thread %s cannot begin (%s): %s.", name, error, otherwise)
+        return None
+    return thread
