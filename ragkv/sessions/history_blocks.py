@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -96,9 +96,9 @@ class HistoryBlocks:
             self._undeleted = set()
         if not dropped:
             return
-        # `save` waits for these deletions. They are noted before `_used` reads what is in use: a
-        # turn that saves one of these blocks after that stores it when the deletion is over. The
-        # writer's own thread need not note them, because it stores blocks after this returns.
+        # `save` waits while a key is noted, so a turn stores its block when the deletion is over.
+        # The keys are noted first and `_used` reads then, so it sees what was saved before. The
+        # writer's own thread stores nothing before this returns, so it notes nothing.
         noted = set() if self.writer.worker.is_current else dropped
         with self._lock:
             self._being_deleted.update(noted)
@@ -112,6 +112,14 @@ class HistoryBlocks:
                 self._undeleted |= left
                 self._being_deleted -= Counter(noted)
                 self._lock.notify_all()
+
+    def delete_unused_later(self, keys: Set[EntryKey]) -> None:
+        """`delete_unused` on the block writer's thread, after what was saved before: it reads what
+        all sessions have, which no request should wait for.
+        """
+        if keys and not self.writer.then(partial(self.delete_unused, keys)):
+            with self._lock:
+                self._undeleted |= keys
 
     def delete_orphans(self) -> int:
         """Have the blocks on this machine deleted that are not in use; returns how many there are.

@@ -5,9 +5,8 @@ replaces. `sessions.py` has all sessions of an engine.
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ragkv.errors import InputError, SessionUnavailableError
@@ -41,15 +40,16 @@ class Session:
         self.lock = threading.Lock()
         self.state = state
         self.notes = notes  # for the report of the next turn
-        self._noting = threading.Lock()  # a turn and the write of the one before change them
+        # guards `notes`, which a turn and the write of the turn before it change
+        self._noting = threading.Lock()
         self.version: str | None = None  # the storage's name of `state`; None: it does not keep it
         # the newest write to disk; its result is a note if it failed
         self.write: Future[str | None] | None = None
         self.deleted = False
         self.sessions = sessions  # that made it, with the storage and the blocks
         self._thread: int | None = None  # the thread that holds the session
-        # Guards `state` and `version`: a time to live may be set while a turn runs. It is never
-        # held while a server is waited for.
+        # Guards `state` and `version`: a time to live may be set while a turn runs. A save to disk
+        # or a deletion holds it throughout, and who waits for a server never does.
         self._changing = threading.RLock()
 
     @property
@@ -209,8 +209,7 @@ class Session:
         If it raises, the state is unchanged.
         """
         storage = self.sessions.storage
-        # `set_ttl` saves under the guard, too
-        with nullcontext() if storage.shared else self._changing:
+        with self._saving:
             before = self.state
             state = replace(change(before), used_at=self.sessions.clock())
             if self.saved:
@@ -220,14 +219,15 @@ class Session:
                     state = replace(state, ttl_s=self.state.ttl_s)
                 self.state = state
         blocks = self.sessions.blocks
-        if unused := blocks.keys(before) - blocks.keys(state):
-            blocks.writer.then(partial(blocks.delete_unused, unused))
+        blocks.delete_unused_later(blocks.keys(before) - blocks.keys(state))
 
     def set_ttl(self, ttl_s: float | None) -> None:
         """Set the time to live, unless `ttl_s` is `None`."""
+        if ttl_s is None:  # nothing is waited for: a save may hold the guard for long
+            return
         storage = self.sessions.storage
         with self._changing:
-            if ttl_s in (None, self.state.ttl_s):
+            if self.deleted or ttl_s == self.state.ttl_s:
                 return
             self.state = replace(self.state, ttl_s=ttl_s)
             # a server learns it with the next turn, and nothing is kept before the first one
@@ -265,13 +265,26 @@ class Session:
         """Delete the turns of the held session, and the blocks that no other history has. If that
         raises, the session is as it was.
         """
-        before = self.state
+        # Without the guard `set_ttl` could save the turns again once the storage has deleted them.
+        with self._saving:
+            before = self.state
+            if self.saved:
+                self._delete_stored()
+            with self._changing:
+                self.state = self.sessions.empty(self.state.ttl_s)
+                self.notes = ()
+        blocks = self.sessions.blocks
         if self.saved:
-            self._delete_stored()
-        with self._changing:
-            self.state = self.sessions.empty(before.ttl_s)
-            self.notes = ()
-        self.sessions.blocks.delete_unused(self.sessions.blocks.keys(before))
+            blocks.delete_unused(blocks.keys(before))
+        else:  # the end of a chat turn waits for this, and need not read what all sessions have
+            blocks.delete_unused_later(blocks.keys(before))
+
+    @property
+    def _saving(self) -> AbstractContextManager[object]:
+        """Guards a state from before it is saved or deleted until it is replaced: against `set_ttl`,
+        which saves, too, unless replicas share the storage.
+        """
+        return nullcontext() if self.sessions.storage.shared else self._changing
 
     def _delete_stored(self) -> None:
         """Have the storage keep the session no longer. Raises `SessionUnavailableError`."""

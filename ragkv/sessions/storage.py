@@ -29,7 +29,7 @@ class SessionStorage(Closing, ABC):
     """Keeps the states of sessions. All methods are thread-safe.
 
     A session's `version` names the state that it has; `load` and `save` set or compare it. The
-    caller of a method that takes a session holds it.
+    caller of `save` holds the session, or for one machine alone the guard of its state.
     """
 
     # whether other processes change the states, so that they are read again before they are used

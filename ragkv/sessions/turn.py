@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -313,8 +312,7 @@ class Turn(Closing):
     def _drop_unused(self) -> None:
         """Delete the blocks that were saved and are in no history."""
         blocks = self._session.sessions.blocks
-        if unused := set(self._handover.keys) - blocks.keys(self._session.state):
-            blocks.writer.then(partial(blocks.delete_unused, unused))
+        blocks.delete_unused_later(set(self._handover.keys) - blocks.keys(self._session.state))
 
     def _parts(self, answer: int, between: int) -> tuple[Part, ...]:
         """The turn's own runs of tokens, by what they were. `answer` and `between` are the lengths of

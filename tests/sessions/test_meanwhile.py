@@ -1,6 +1,7 @@
 """What changes a conversation while a turn, a copy or a deletion of it is under way."""
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,12 +10,13 @@ from ragkv import Engine
 from ragkv.errors import CancelledError, SessionUnavailableError, StoreError
 from ragkv.prompt.history import BlockWriter
 from ragkv.sessions import Session, Sessions
+from ragkv.sessions.folder_storage import FolderStorage
 from ragkv.sessions.history_blocks import HistoryBlocks
 from ragkv.store import Store
 from tests.faults import raising
 from tests.scheduling.helpers import begin
 
-from .helpers import ask, is_full_prefill, question, talk
+from .helpers import ask, files, is_full_prefill, question, talk
 
 
 def test_a_time_to_live_that_is_set_while_a_turn_ends_is_kept(
@@ -34,6 +36,48 @@ def test_a_time_to_live_that_is_set_while_a_turn_ends_is_kept(
     engine.flush()
     (summary,) = engine.sessions.storage.summaries()
     assert summary.ttl_s == 50
+
+
+@pytest.mark.parametrize("end", ["reset", "delete"])
+def test_a_time_to_live_that_is_set_during_a_deletion_saves_no_deleted_turn(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: str
+) -> None:
+    session = talk(engine, turns=1)
+    engine.flush()
+    delete = FolderStorage.delete
+    setting: list[threading.Thread] = []
+
+    def set_after(self: FolderStorage, *arguments: Any) -> None:
+        delete(self, *arguments)
+        setting.append(begin(lambda: engine.session("s", ttl_s=50)))
+        setting[0].join(0.5)  # for ever, if the deletion keeps it waiting
+
+    monkeypatch.setattr(FolderStorage, "delete", set_after)
+    getattr(session, end)()
+    setting[0].join(60)
+    assert not setting[0].is_alive()
+    engine.flush()
+    assert not engine.sessions.storage.summaries()
+    assert not list(tmp_path.glob("sessions/*.json")) and files(tmp_path) == 0
+
+
+def test_who_only_opens_a_conversation_waits_for_no_save(engine: Engine) -> None:
+    session = talk(engine, turns=1)
+    saving, go_on = threading.Event(), threading.Event()
+
+    def save() -> None:
+        with session.held(), session._changing:
+            saving.set()
+            assert go_on.wait(60)
+
+    thread = begin(save)
+    assert saving.wait(60)
+    opening = begin(lambda: engine.session("s"))
+    opening.join(30)
+    waits = opening.is_alive()
+    go_on.set()
+    thread.join(60)
+    assert not waits
 
 
 def test_a_note_that_comes_during_a_turn_is_in_the_report_of_the_next_one(engine: Engine) -> None:

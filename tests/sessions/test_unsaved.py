@@ -3,11 +3,14 @@ and leave none.
 """
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ragkv import Engine
 from ragkv.config import RedisConfig
+from ragkv.prompt.history import BlockWriter
+from ragkv.sessions.history_blocks import HistoryBlocks
 from tests.cluster.helpers import unique_prefix
 from tests.cluster.servers import RedisServer
 
@@ -57,6 +60,40 @@ def test_deleting_an_unsaved_copy_leaves_the_blocks_of_the_session_it_continued(
     engine.flush()
     assert files(tmp_path) == before
     assert engine.session("saved").turns == 1
+
+
+def test_the_end_of_an_unsaved_session_reads_what_all_sessions_have_on_the_writers_thread(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A chat turn without a session's id ends so, before its last event is sent."""
+    session = engine.sessions.unsaved("copy")
+    ask(engine, session, 0)
+    engine.flush()
+    on_writer: list[bool] = []
+    used_keys = HistoryBlocks._used
+
+    def used(self: HistoryBlocks) -> Any:
+        on_writer.append(self.writer.worker.is_current)
+        return used_keys(self)
+
+    monkeypatch.setattr(HistoryBlocks, "_used", used)
+    session.delete()
+    engine.flush()
+    assert on_writer == [True] and files(tmp_path) == 0
+
+
+def test_blocks_that_the_writer_cannot_delete_later_are_deleted_with_the_next_ones(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    session = engine.sessions.unsaved("copy")
+    ask(engine, session, 0)
+    engine.flush()
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockWriter, "then", lambda *_: False)
+        session.delete()
+    assert files(tmp_path) > 0
+    engine.sessions.blocks.delete_unused()
+    assert files(tmp_path) == 0
 
 
 def test_a_session_deleted_by_another_replica_leaves_the_blocks_of_an_unsaved_copy_here(
