@@ -195,6 +195,14 @@ STUDIES = {
             Way("two rounds", first_share=FIRST_SHARE),
         ),
     ),
+    "choice at .05": Study(
+        "Which tokens the question's attention chooses, where 5 % are recomputed",
+        _SMALLER.name,
+        (
+            _SMALLER,
+            Way("beginnings weighed, at .05", options={"selector": Beginnings(), "ratio": 0.05}),
+        ),
+    ),
     "anchors": Study(
         "Whether the question asks over a slice of each chunk alone",
         _DEFAULT.name,
