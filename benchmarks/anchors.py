@@ -8,7 +8,7 @@ import torch
 
 from ragkv import Chunk, Engine
 from ragkv.fusion import Candidates, Selector
-from ragkv.fusion.selectors import Attention, budget, top
+from ragkv.fusion.selectors import Attention, budget, top, weighed
 from ragkv.model import PromptKV, grown, run_layer
 from ragkv.model import Rows as PromptRows
 from ragkv.model.attention import Watch
@@ -35,10 +35,10 @@ class Reusing(Given):
 
     def __init__(self) -> None:
         super().__init__(torch.empty(0, dtype=torch.int64))
-        self.candidates = torch.empty(0, dtype=torch.int64)  # positions (N,)
+        self.candidates = Candidates.of((), 0)
 
     def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
-        self.candidates = candidates.positions
+        self.candidates = candidates
         return super().select(candidates, ratio, seed)
 
 
@@ -80,6 +80,7 @@ def asked_over_anchors(
     """
     reusing = Reusing()
     first = engine.prefill(question, chunks, selector=reusing)
+    candidates = reusing.candidates
     starts: dict[int, int] = {}
     for span in first.spans:
         if span.chunk is not None:
@@ -87,16 +88,16 @@ def asked_over_anchors(
     anchors = torch.cat(
         [start + anchors_of(engine, chunks[i], share) for i, start in starts.items()]
     )
-    anchors = anchors[torch.isin(anchors, reusing.candidates)]
+    anchors = anchors[torch.isin(anchors, candidates.positions)]
 
     length = len(first.token_ids)
     is_left = torch.ones(length, dtype=torch.bool)
-    is_left[reusing.candidates] = False
+    is_left[candidates.positions] = False
     is_left[anchors] = True
     kept = is_left.nonzero().squeeze(1)
     adapter = engine.model.adapter
     # all behind the last candidate ask
-    rows = PromptRows.span(int(reusing.candidates[-1]) + 1, length, adapter.device)
+    rows = PromptRows.span(int(candidates.positions[-1]) + 1, length, adapter.device)
     asked = Attention().asked_layers(adapter.layer_count)
     part = OverSome(grown(first.kv, 0), rows, kept)
     tables = adapter.rope.tables(length)
@@ -108,7 +109,9 @@ def asked_over_anchors(
         hidden = adapter.call_layer(layer, hidden, rows, step)
 
     attention = part.received[torch.isin(kept, anchors)]
-    chosen = anchors[top(attention, budget(ratio, len(reusing.candidates)))]
+    asked_over = torch.isin(candidates.positions, anchors)
+    among = Candidates(anchors, candidates.offset[asked_over])
+    chosen = anchors[top(weighed(attention, among), budget(ratio, len(candidates)))]
     return engine.prefill(question, chunks, selector=Given(chosen), ratio=ratio)
 
 

@@ -37,9 +37,6 @@ NEUTRAL = contexts.NEUTRAL_TOKENS
 LEADING = planning.LEADING_TOKENS
 EVERY_TOKEN = 1 << 30  # more than a passage has
 FIRST_SHARE = 0.5  # of the budget, chosen in the first of two rounds
-# Attention to token t of a chunk is multiplied by 1 + `BEGINNING` e^(-t / `BEGINNING_TOKENS`).
-BEGINNING = 2.0
-BEGINNING_TOKENS = 16.0
 
 Layout = Callable[[Engine, Asked], Sequence[str]]  # the passages of a prompt, in its order
 
@@ -70,16 +67,15 @@ class Study:
     ways: Sequence[Way]
 
 
-class Beginnings(Attention):
-    """Attention that weighs more at the beginnings of chunks."""
+class Unweighed(Attention):
+    """Attention that weighs the same everywhere in a chunk."""
 
-    name = "beginnings"
+    name = "unweighed"
 
     def select_asked(
         self, candidates: Candidates, attention: torch.Tensor, ratio: float
     ) -> torch.Tensor:
-        weights = 1 + BEGINNING * torch.exp(-candidates.offset / BEGINNING_TOKENS)
-        return super().select_asked(candidates, attention * weights, ratio)
+        return top(attention, budget(ratio, len(candidates)))
 
 
 class Remembering(Attention):
@@ -191,7 +187,7 @@ STUDIES = {
         _DEFAULT.name,
         (
             _DEFAULT,
-            Way("beginnings weighed", options={"selector": Beginnings(), "ratio": RATIO}),
+            _asked("beginnings weigh as much", Unweighed()),
             Way("two rounds", first_share=FIRST_SHARE),
         ),
     ),
@@ -200,7 +196,7 @@ STUDIES = {
         _SMALLER.name,
         (
             _SMALLER,
-            Way("beginnings weighed, at .05", options={"selector": Beginnings(), "ratio": 0.05}),
+            _asked("beginnings weigh as much, at .05", Unweighed(), 0.05),
         ),
     ),
     "anchors": Study(

@@ -12,7 +12,7 @@ import torch
 from ragkv.model import sent
 
 from .plan import Candidates, Plan
-from .selectors import Selection, Selector, budget, top
+from .selectors import Selector, budget, top
 
 if TYPE_CHECKING:
     from .fuse import PromptRows
@@ -26,7 +26,6 @@ class HKVD(Selector):
     """Checks once, at layer 1; its tokens are recomputed in every later layer."""
 
     name = "hkvd"
-    selection = Selection.CHECKING
 
     def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
         return torch.arange(len(candidates) if budget(ratio, len(candidates)) else 0)

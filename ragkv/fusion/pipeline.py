@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from ragkv.errors import EntryDamagedError, EntryUnreachableError
+from ragkv.errors import EntryDamagedError, EntryUnreachableError, StoreError
 from ragkv.model import Adapter, PromptKV, Recording
 from ragkv.model.rope import RotaryTables
 from ragkv.runtime import Closing, openmp
@@ -66,12 +66,12 @@ class Readers(Closing):
 
     @property
     def pool(self) -> ThreadPoolExecutor:
-        """The threads; they start with the first slice that is read."""
+        """The threads, which start together with the first slice that is read. Raises `StoreError` if
+        the system has none to give; the next request tries again.
+        """
         with self._lock:
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(
-                    self.threads, "ragkv-reader", initializer=openmp.use_one_thread
-                )
+                self._pool = _all_begun(self.threads)
             return self._pool
 
     def take(self, size: int, device: torch.device) -> torch.Tensor:
@@ -98,6 +98,27 @@ class Readers(Closing):
         if pool is not None:
             pool.shutdown()
         self._reusable.clear()
+
+
+def _all_begun(threads: int) -> ThreadPoolExecutor:
+    """A pool whose threads have all begun.
+
+    By itself a pool begins one when work comes. If that fails, the work stays queued, and would be
+    written into a buffer that another request has by then.
+    """
+    pool = ThreadPoolExecutor(threads, "ragkv-reader", initializer=openmp.use_one_thread)
+    together = threading.Barrier(threads)
+    try:
+        for waiting in [pool.submit(together.wait) for _ in range(threads)]:
+            waiting.result()
+    except RuntimeError as error:
+        together.abort()
+        pool.shutdown(wait=False)
+        raise StoreError(
+            f"Stored KV cannot be read: {threads} reader threads cannot begin ({error}). "
+            "Run fewer other threads, or raise the limit of threads (`ulimit -u`)."
+        ) from error
+    return pool
 
 
 class LayerReader(Closing):

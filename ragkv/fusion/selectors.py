@@ -21,6 +21,7 @@ from typing import ClassVar
 import torch
 
 from ragkv.errors import ConfigError
+from ragkv.model import sent
 from ragkv.registry import SELECTORS
 
 from .plan import Candidates
@@ -28,6 +29,10 @@ from .plan import Candidates
 # Where in a model's depth the question asks. The layers above choose no better, and they load while
 # those below are recomputed (docs/research/selection.md).
 ASKED = (0.5, 0.83)
+# Attention to token t of a chunk is multiplied by 1 + `BEGINNING_WEIGHT` e^(-t / `BEGINNING_TOKENS`):
+# the KV of beginnings changes most with what precedes them (docs/research/log.md).
+BEGINNING_WEIGHT = 2.0
+BEGINNING_TOKENS = 16.0
 
 
 def budget(ratio: float, count: int) -> int:
@@ -58,12 +63,27 @@ class Selection(Enum):
 
 
 class Selector(ABC):
-    """Chooses which candidates are recomputed. A static one only writes `select`."""
+    """Chooses which candidates are recomputed.
+
+    What a class writes makes its kind: a static one `select` alone, a checking one also `keep`, an
+    asking one also `asked_layers` and `select_asked`.
+    """
 
     name: ClassVar[str]
-    selection: ClassVar[Selection] = Selection.STATIC
+    selection: ClassVar[Selection] = Selection.STATIC  # follows from the methods
     uses_ratio: ClassVar[bool] = True  # whether the choice depends on the ratio
     recomputes_all: ClassVar[bool] = False  # whatever the ratio: the result is exact
+
+    def __init_subclass__(cls) -> None:
+        checks = cls.keep is not Selector.keep
+        asks = cls.select_asked is not Selector.select_asked
+        if asks is (cls.asked_layers is Selector.asked_layers) or (asks and checks):
+            raise TypeError(
+                f"The selector {cls.__name__} must write both of asked_layers and select_asked, "
+                "or keep, or none of the three."
+            )
+        kinds = {(True, False): Selection.CHECKING, (False, True): Selection.ASKING}
+        cls.selection = kinds.get((checks, asks), Selection.STATIC)
 
     @abstractmethod
     def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
@@ -113,11 +133,10 @@ def beginnings(candidates: Candidates, count: int) -> torch.Tensor:
 
 class Attention(Selector):
     """The tokens that the question attends to most, for one extra pass of the question's rows, which
-    counts as compute.
+    counts as compute. Attention to the beginnings of chunks weighs more.
     """
 
     name = "attention"
-    selection = Selection.ASKING
 
     def __init__(self, asked: tuple[float, float] = ASKED) -> None:
         """`asked` is where in the depth of the model, from 0 to 1, the asked layers begin and
@@ -135,7 +154,13 @@ class Attention(Selector):
     def select_asked(
         self, candidates: Candidates, attention: torch.Tensor, ratio: float
     ) -> torch.Tensor:
-        return top(attention, budget(ratio, len(candidates)))
+        return top(weighed(attention, candidates), budget(ratio, len(candidates)))
+
+
+def weighed(attention: torch.Tensor, candidates: Candidates) -> torch.Tensor:
+    """`attention` (N,) to the candidates, that to beginnings of chunks multiplied."""
+    weights = 1 + BEGINNING_WEIGHT * torch.exp(-candidates.offset / BEGINNING_TOKENS)
+    return attention * sent(weights, attention.device)
 
 
 def make_selector(name: str | Selector) -> Selector:

@@ -9,9 +9,10 @@ import torch
 
 defaults = pytest.importorskip("benchmarks.defaults")
 from benchmarks import anchors, default_ways  # noqa: E402
-from benchmarks.default_ways import LAYOUTS, STUDIES, Asker, Beginnings, Way  # noqa: E402
+from benchmarks.default_ways import LAYOUTS, STUDIES, Asker, Unweighed, Way  # noqa: E402
 from benchmarks.real_sets import Asked  # noqa: E402
 from ragkv.fusion import Candidates  # noqa: E402
+from ragkv.fusion.selectors import Attention  # noqa: E402
 from tests.engine.helpers import text_engine  # noqa: E402
 from tests.reader import READER  # noqa: E402
 
@@ -32,10 +33,11 @@ def test_layouts_keep_all_text_and_put_the_passage_that_answers_first_or_last() 
         assert whole == "\n\n".join(TEXTS)
 
 
-def test_attention_weighs_more_at_the_beginning_of_a_chunk() -> None:
+def test_an_alternative_weighs_attention_the_same_everywhere_in_a_chunk() -> None:
     candidates = Candidates(torch.arange(6), torch.tensor([0, 1, 2, 0, 1, 2]))
-    equal = torch.full((6,), 0.1)
-    assert Beginnings().select_asked(candidates, equal, 0.3).tolist() == [0, 3]
+    later = torch.tensor([0.1, 0.1, 0.105, 0.1, 0.1, 0.105])
+    assert Unweighed().select_asked(candidates, later, 0.3).tolist() == [2, 5]
+    assert Attention().select_asked(candidates, later, 0.3).tolist() == [0, 3]
 
 
 def test_so_much_of_the_first_passage_is_computed_as_its_way_says() -> None:

@@ -38,6 +38,11 @@ def attention_to(candidates: Candidates) -> torch.Tensor:
     return torch.rand(len(candidates), generator=torch.Generator().manual_seed(7))
 
 
+def weighed_attention(candidates: Candidates) -> list[float]:
+    weights = 1 + 2 * torch.exp(-candidates.offset / 16)
+    return (attention_to(candidates) * weights).tolist()
+
+
 def highest(priority: Callable[[Candidates], list[float]]) -> Callable[[Selector], None]:
     """The rule: the tokens of highest priority, the earlier one of equals, as many as the budget
     allows.
@@ -113,7 +118,7 @@ RULES: dict[str, Callable[[Selector], None]] = {
     "all": always(1.0),
     "random": uniform,
     "first-k": highest(first_tokens),
-    "attention": highest(lambda candidates: attention_to(candidates).tolist()),
+    "attention": highest(weighed_attention),
     "hkvd": narrows(lambda ratio, _layer, _layers: ratio),
     "hkvd-gradual": narrows(gradual),
 }

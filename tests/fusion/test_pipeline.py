@@ -7,7 +7,7 @@ from typing import Never
 import pytest
 import torch
 
-from ragkv.errors import EntryDamagedError, EntryUnreachableError
+from ragkv.errors import EntryDamagedError, EntryUnreachableError, StoreError
 from ragkv.fusion import LayerReader, Readers
 from ragkv.store import LRU, Lease, MemoryTier, TierKind
 from ragkv.store.stored_form import stored_form
@@ -188,3 +188,28 @@ def test_few_and_small_buffers_are_kept_and_too_small_ones_are_not_handed_out(
         "the last two are kept, and not the large one"
     )
     assert readers.take(2 * 4096, CPU).numel() >= 2 * 4096
+
+
+def test_readers_that_cannot_all_begin_are_an_error_and_the_next_request_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = threading.Thread.start
+    begun: list[threading.Thread] = []
+
+    def one_alone(thread: threading.Thread) -> None:
+        begun.append(thread)
+        if len(begun) > 1:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with Readers(2) as readers:
+        lease = FakeLease()
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", one_alone)
+            with pytest.raises(StoreError, match="2 reader threads cannot begin"):
+                LayerReader([lease], LAYERS, 2, readers, CPU)
+        assert not lease.asked, "nothing is read for a request that failed"
+        begun[0].join(60)
+        assert not begun[0].is_alive()
+        with LayerReader([lease], LAYERS, 2, readers, CPU) as reader:
+            assert torch.equal(first_slice(reader, 0), lease.entry.kv[0])

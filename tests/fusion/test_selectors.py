@@ -6,7 +6,9 @@ import pytest
 
 from ragkv import Engine
 from ragkv.errors import ConfigError
-from ragkv.fusion import Selection, make_selector
+from ragkv.fusion import Selection, Selector, make_selector
+from ragkv.fusion.hkvd import HKVD
+from ragkv.fusion.selectors import Attention
 from ragkv.registry import SELECTORS
 from tests.fusion import helpers, selector_rules
 from tests.fusion.selector_rules import RATIOS, budget
@@ -79,3 +81,29 @@ def test_a_span_that_is_recomputed_entirely_is_not_read() -> None:
     token = some["memory"] // (helpers.FIRST + helpers.N)
     assert every["memory"] == token * helpers.FIRST  # the prefix and the exact chunk
     assert checked["memory"] == some["memory"]
+
+
+@pytest.mark.parametrize(
+    "written", [("asked_layers",), ("select_asked",), ("keep", "asked_layers", "select_asked")]
+)
+def test_a_selector_that_is_of_no_kind_is_refused_where_it_is_written(
+    written: tuple[str, ...],
+) -> None:
+    body = {name: getattr(Attention if name != "keep" else HKVD, name) for name in written}
+    with pytest.raises(TypeError, match="asked_layers and select_asked, or keep"):
+        type("Odd", (Selector,), body)
+
+
+@pytest.mark.parametrize(
+    ("written", "selection"),
+    [
+        ((), Selection.STATIC),
+        (("keep",), Selection.CHECKING),
+        (("asked_layers", "select_asked"), Selection.ASKING),
+    ],
+)
+def test_the_kind_of_a_selector_follows_from_what_it_writes(
+    written: tuple[str, ...], selection: Selection
+) -> None:
+    body = {name: getattr(Attention if name != "keep" else HKVD, name) for name in written}
+    assert type("Own", (Selector,), body).selection is selection  # type: ignore[attr-defined]
