@@ -14,7 +14,7 @@ from benchmarks.simulate import load_trace
 from benchmarks.simulate.command import profile_in
 from ragkv import Engine, EngineConfig
 from ragkv.config import StoreConfig
-from ragkv.control.profiling import LENGTHS, QUICK_LENGTHS
+from ragkv.control.measuring import LENGTHS, QUICK_LENGTHS
 
 CORPUS = Path(__file__).parents[1] / "examples" / "corpus"
 Row = list[Any]

@@ -2,7 +2,7 @@
 
 Without a profile, or with one that lacks a tier of the prompt, a request is served at r*, and its
 report says why. If fusing would still compute most rows of that prompt, all of them are computed.
-`profiled.py` decides with a profile.
+`by_profile.py` decides with a profile.
 """
 
 from dataclasses import dataclass, replace
@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from ragkv.errors import RagKVError
 from ragkv.fusion import PassResult, Plan, Selector, SpanState, budget, with_floor
 
+from .by_profile import decided, learn
 from .method import Method, Methods
 from .present_profile import PresentProfile
-from .profiled import decided, learn
 from .reasons import Reason
 
 # Without a profile, a prompt is computed whole if fusing computes so much of it: small passes

@@ -16,9 +16,9 @@ from ragkv.store import Store
 
 from .controller import Controller
 from .decision import belongs_in_memory
+from .measuring import Measuring
 from .present_profile import PresentProfile
 from .profile import Profile, save
-from .profiling import Measuring
 from .shape import Shape
 
 log = logging.getLogger(__name__)
