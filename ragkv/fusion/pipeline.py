@@ -66,12 +66,12 @@ class Readers(Closing):
 
     @property
     def pool(self) -> ThreadPoolExecutor:
-        """The threads, which start together with the first slice that is read. Raises `StoreError` if
-        the system has none to give; the next request tries again.
-        """
+        """The threads; they start with the first slice that is read."""
         with self._lock:
             if self._pool is None:
-                self._pool = _all_begun(self.threads)
+                self._pool = ThreadPoolExecutor(
+                    self.threads, "ragkv-reader", initializer=openmp.use_one_thread
+                )
             return self._pool
 
     def take(self, size: int, device: torch.device) -> torch.Tensor:
@@ -98,27 +98,6 @@ class Readers(Closing):
         if pool is not None:
             pool.shutdown()
         self._reusable.clear()
-
-
-def _all_begun(threads: int) -> ThreadPoolExecutor:
-    """A pool whose threads have all begun.
-
-    By itself a pool begins one when work comes. If that fails, the work stays queued, and would be
-    written into a buffer that another request has by then.
-    """
-    pool = ThreadPoolExecutor(threads, "ragkv-reader", initializer=openmp.use_one_thread)
-    together = threading.Barrier(threads)
-    try:
-        for waiting in [pool.submit(together.wait) for _ in range(threads)]:
-            waiting.result()
-    except RuntimeError as error:
-        together.abort()
-        pool.shutdown(wait=False)
-        raise StoreError(
-            f"Stored KV cannot be read: {threads} reader threads cannot begin ({error}). "
-            "Run fewer other threads, or raise the limit of threads (`ulimit -u`)."
-        ) from error
-    return pool
 
 
 class LayerReader(Closing):
@@ -223,10 +202,16 @@ class LayerReader(Closing):
             self._buffer = None
 
     def _submit(self, layer: int) -> None:
-        if layer < self._layers:
+        if layer >= self._layers:
+            return
+        try:
             self._pending[layer] = [
                 self._readers.pool.submit(self._read_share, share, layer) for share in self._shares
             ]
+        except RuntimeError as error:  # The system has no thread to give.
+            # Another thread may still read what was queued, so nobody gets this buffer again.
+            self._buffer = None
+            raise StoreError(f"Stored KV cannot be read by a thread: {error}.") from error
 
     def _read_by_threads(self, layer: int) -> _Slices:
         """Begin the layer that is read ahead now; what the threads read of `layer`."""

@@ -75,15 +75,15 @@ class Selector(ABC):
     recomputes_all: ClassVar[bool] = False  # whatever the ratio: the result is exact
 
     def __init_subclass__(cls) -> None:
-        checks = cls.keep is not Selector.keep
         asks = cls.select_asked is not Selector.select_asked
-        if asks is (cls.asked_layers is Selector.asked_layers) or (asks and checks):
+        if asks is (cls.asked_layers is Selector.asked_layers):
             raise TypeError(
-                f"The selector {cls.__name__} must write both of asked_layers and select_asked, "
-                "or keep, or none of the three."
+                f"{cls.__name__}: write both of asked_layers and select_asked, or none."
             )
-        kinds = {(True, False): Selection.CHECKING, (False, True): Selection.ASKING}
-        cls.selection = kinds.get((checks, asks), Selection.STATIC)
+        if asks:
+            cls.selection = Selection.ASKING
+        elif cls.keep is not Selector.keep:
+            cls.selection = Selection.CHECKING
 
     @abstractmethod
     def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:

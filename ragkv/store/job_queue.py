@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from ragkv.errors import EntryDamagedError
-from ragkv.runtime import begun, openmp
+from ragkv.runtime import openmp
 
 from .entry import EntryKey
 
@@ -83,9 +83,13 @@ class JobQueue(Generic[E]):
             ):
                 return False
             if self._thread is None:
-                self._thread = begun(self._work, self.name, "its jobs are not done")
-                if self._thread is None:
+                thread = threading.Thread(target=self._work, name=self.name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # The system has no thread to give.
+                    log.warning("%s cannot begin: %s", self.name, error)
                     return False
+                self._thread = thread
             self._pending_bytes += job.size_bytes
             parent = self._running if self.is_current else None
             self._rounds[job] = self._flushes if parent is None else self._rounds[parent]

@@ -190,7 +190,7 @@ def test_few_and_small_buffers_are_kept_and_too_small_ones_are_not_handed_out(
     assert readers.take(2 * 4096, CPU).numel() >= 2 * 4096
 
 
-def test_readers_that_cannot_all_begin_are_an_error_and_the_next_request_tries_again(
+def test_without_a_thread_to_read_it_is_an_error_and_nobody_gets_the_buffer_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     start = threading.Thread.start
@@ -202,14 +202,24 @@ def test_readers_that_cannot_all_begin_are_an_error_and_the_next_request_tries_a
             raise RuntimeError("can't start new thread")
         start(thread)
 
+    may_read = threading.Event()
+
+    class HeldLease(FakeLease):
+        def read_layer(self, layer: int, out: torch.Tensor | None = None) -> torch.Tensor:
+            assert may_read.wait(30)
+            return super().read_layer(layer, out)
+
+    leases = [HeldLease(), HeldLease()]
+    given_back: list[torch.Tensor] = []
     with Readers(2) as readers:
-        lease = FakeLease()
+        monkeypatch.setattr(readers, "give_back", given_back.append)
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", one_alone)
-            with pytest.raises(StoreError, match="2 reader threads cannot begin"):
-                LayerReader([lease], LAYERS, 2, readers, CPU)
-        assert not lease.asked, "nothing is read for a request that failed"
-        begun[0].join(60)
-        assert not begun[0].is_alive()
-        with LayerReader([lease], LAYERS, 2, readers, CPU) as reader:
-            assert torch.equal(first_slice(reader, 0), lease.entry.kv[0])
+            reader = LayerReader(leases, LAYERS, 0, readers, CPU)
+            with reader, pytest.raises(StoreError, match="can't start new thread"):
+                reader.take(0)
+        may_read.set()
+        assert not given_back
+        with LayerReader(leases, LAYERS, 2, readers, CPU) as again:
+            assert torch.equal(first_slice(again, 0), leases[0].entry.kv[0])
+        assert len(given_back) == 1
