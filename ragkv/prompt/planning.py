@@ -63,9 +63,9 @@ def wanted_spans(prompt: Prompt, method: Method, frequencies: str) -> list[Span]
             whole = prompt.chunks[chunk]
             offset = whole.offset if isinstance(whole, Excerpt) else 0
             spans.append(Span(SpanKind.CHUNK, start, stop, state, chunk=chunk, offset=offset))
-    if prompt.question:
+    if prompt.tail:
         length = len(prompt.token_ids)
-        start = length - len(prompt.question)
+        start = length - len(prompt.tail)
         spans.append(Span(SpanKind.QUESTION, start, length, SpanState.COMPUTED))
     return spans
 

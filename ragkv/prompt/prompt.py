@@ -29,20 +29,20 @@ class Prompt:
 
     prefix: tuple[int, ...]
     chunks: tuple[Chunk, ...]  # chunks, and `Text` between them
-    question: tuple[int, ...]  # with the template's tail, then a given answer
+    tail: tuple[int, ...]  # the question, the rest of the template, then a given answer
     history: History | None = None  # of its conversation, cut to fit; None: it has none
     separator: tuple[int, ...] = ()  # computed after each chunk that no text follows
     own_prefix: bool = True  # whether `prefix` is the application's, with which entries are made
     notes: tuple[str, ...] = ()  # what the report says about the history and the length
     answer_tokens: int = 0  # the most tokens of the answer that were asked for, or that fit
-    question_tokens: int = 0  # the first ids of `question` that are not the template's
+    question_tokens: int = 0  # the first ids of `tail`: those of the question
     past_ids: tuple[int, ...] = field(init=False)  # the ids of the history
     token_ids: tuple[int, ...] = field(init=False)  # all S ids
 
     def __post_init__(self) -> None:
         past_ids = () if self.history is None else self.history.token_ids
         body = (ids for ids, _ in self.body)
-        token_ids = tuple(chain(self.prefix, past_ids, *body, self.question))
+        token_ids = tuple(chain(self.prefix, past_ids, *body, self.tail))
         object.__setattr__(self, "past_ids", past_ids)
         object.__setattr__(self, "token_ids", token_ids)
 
@@ -59,7 +59,7 @@ class Prompt:
     @property
     def question_end(self) -> int:
         """The position after the question itself, where the template goes on."""
-        return len(self.token_ids) - len(self.question) + self.question_tokens
+        return len(self.token_ids) - len(self.tail) + self.question_tokens
 
     @property
     def body(self) -> Iterator[tuple[tuple[int, ...], int | None]]:
@@ -114,8 +114,8 @@ def lay_out(
     others = length + (asked if fits else min(asked, LEAST_ANSWER_TOKENS))
     truncated = None
     if history is not None:
-        if len(history) > (headroom := context_length - others):
-            history, truncated = fitted(history, headroom, settings)
+        if len(history) > (room := context_length - others):
+            history, truncated = fitted(history, room, settings)
         length += len(history)
     if not length:
         raise InputError("The prompt is empty: no prefix, chunk or question.")
@@ -130,11 +130,11 @@ def lay_out(
     return replace(alone, history=history, notes=notes, answer_tokens=room)
 
 
-def check_length(length: int, headroom: int, context_length: int) -> None:
+def check_length(length: int, answer_tokens: int, context_length: int) -> None:
     """Raise `PromptTooLongError` if the tokens and an answer do not fit the context."""
-    if length + headroom > context_length:
+    if length + answer_tokens > context_length:
         raise PromptTooLongError(
-            f"The prompt has {length} tokens and needs room for {headroom} of an answer; the "
+            f"The prompt has {length} tokens and needs room for {answer_tokens} of an answer; the "
             f"model's context is {context_length}. Give fewer or shorter chunks."
         )
 
@@ -145,11 +145,11 @@ def _without_history(request: Request, runs: TemplateRuns) -> Prompt:
     if chunks and isinstance(chunks[0], Text) and chunks[0].opening:
         prefix = chunks[0].token_ids
         chunks = chunks[1:]
-    tail = () if request.raw else runs.after_question
+    template_tail = () if request.raw else runs.after_question
     return Prompt(
         prefix=prefix,
         chunks=chunks,
-        question=request.question + tail + request.given_answer,
+        tail=request.question + template_tail + request.given_answer,
         separator=request.separator,
         own_prefix=prefix == runs.before_documents,
         question_tokens=len(request.question),

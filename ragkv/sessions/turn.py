@@ -327,7 +327,7 @@ class Turn(Closing):
                 Part(PartKind.CHUNK, len(ids), turn, "" if at is None else sources[at])
                 for ids, at in prompt.body
             ),
-            Part(PartKind.QUESTION, len(prompt.question) - given_answer, turn),
+            Part(PartKind.QUESTION, len(prompt.tail) - given_answer, turn),
             Part(PartKind.ANSWER, given_answer, turn),
             Part(PartKind.ANSWER, answer, turn),
             Part(PartKind.BETWEEN, between, turn),

@@ -75,7 +75,7 @@ def planned(
 
 def prompt_of(*chunks: tuple[int, ...] | Chunk, **more: Any) -> Prompt:
     given = tuple(one if isinstance(one, Chunk) else Chunk(one) for one in chunks)
-    return Prompt(**{"prefix": PREFIX, "chunks": given, "question": QUESTION, **more})
+    return Prompt(**{"prefix": PREFIX, "chunks": given, "tail": QUESTION, **more})
 
 
 def states(plan: Plan, kind: SpanKind) -> list[SpanState]:

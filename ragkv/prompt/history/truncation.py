@@ -101,14 +101,14 @@ def merged(ranges: Iterable[tuple[int, int]], length: int) -> Ranges:
     return joined
 
 
-def fitted(history: History, headroom: int, settings: SessionConfig) -> tuple[History, str | None]:
-    """The history cut to at most `headroom` tokens, or to none, and a note for the report if it was
+def fitted(history: History, room: int, settings: SessionConfig) -> tuple[History, str | None]:
+    """The history cut to at most `room` tokens, or to none, and a note for the report if it was
     cut.
     """
     whole = len(history)
-    headroom = max(0, headroom)
-    while (length := len(history)) > headroom:
-        history = history.without(_discarded(history, length - headroom, settings))
+    room = max(0, room)
+    while (length := len(history)) > room:
+        history = history.without(_discarded(history, length - room, settings))
     if len(history) == whole:
         return history, None
     return history, f"history truncated: {whole - len(history)} of {whole} tokens dropped"

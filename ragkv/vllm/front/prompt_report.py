@@ -106,7 +106,7 @@ def _runs(prompt: Prompt) -> Iterator[Run]:
             for ids, index in prompt.body
         ),
         ("question", prompt.question_tokens, None),
-        ("template", len(prompt.question) - prompt.question_tokens, None),
+        ("template", len(prompt.tail) - prompt.question_tokens, None),
     )
     at = 0
     for kind, tokens, chunk in lengths:

@@ -19,7 +19,7 @@ PROMPT = Prompt(
     prefix=(0,),
     history=EMPTY,
     chunks=(Chunk(A), Text(HEADING), Chunk(B)),
-    question=(8, 8, 8),
+    tail=(8, 8, 8),
     question_tokens=2,
 )  # 12 tokens; vLLM computes the last 3
 
