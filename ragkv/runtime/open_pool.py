@@ -1,9 +1,9 @@
 """Open values: each is opened at its first use, and closed when too many are open and nothing uses
 it.
 
-Closing may take long, because a value writes what it holds. So idle values are closed on threads of
-their own: whoever needs the place waits as long as its check allows, and whoever gives a value back
-does not wait.
+Closing may take long, because a value writes what it holds. So idle and leaving values are closed on
+threads of their own: whoever needs the place waits as long as its check allows, and whoever gives a
+value back does not wait. Only if the system has no thread to give, it closes the value itself.
 """
 
 import logging
@@ -165,13 +165,15 @@ class OpenPool(Closing, Generic[K, V]):
     def _release(self, key: K, slot: _Slot[V]) -> None:
         with self._changed:
             slot.users -= 1
-            # opening it failed
-            ended = not self._closed and not slot.users and (slot.is_leaving or slot.value is None)
+            never_opened = slot.value is None
+            ended = not self._closed and not slot.users and (slot.is_leaving or never_opened)
             if ended:
                 self._claim(key)
             self._changed.notify_all()
-        if ended:
+        if ended and never_opened:
             self._finish(key, slot)
+        elif ended:
+            close_elsewhere(partial(self._finish, key, slot))
         self._close_idle()
 
     def _close_idle(self) -> None:
@@ -195,10 +197,7 @@ class OpenPool(Closing, Generic[K, V]):
                 # of equals, `max` takes the first
                 key = max(idle, key=lambda key: sizes[self._group(key)])
                 slot = self._claim(key)
-            try:
-                close_elsewhere(partial(self._finish, key, slot))
-            except RuntimeError:  # the system has no thread to give
-                self._finish(key, slot)
+            close_elsewhere(partial(self._finish, key, slot))
 
     def _claim(self, key: K) -> _Slot[V]:
         """Take an idle slot out of the table; `_finish` must follow. The caller holds the table's

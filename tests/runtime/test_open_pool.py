@@ -154,6 +154,35 @@ def test_closing_one_waits_for_the_last_use_and_closes_the_value() -> None:
     holder.join()
 
 
+def test_who_gives_back_a_leaving_value_does_not_wait_until_it_is_closed() -> None:
+    may_close = threading.Event()
+    openings = Openings()
+
+    def close(key: str) -> None:
+        assert may_close.wait(60)
+        openings.close(key)
+
+    pool = OpenPool[str, str](2, close)
+    with pool.use("a1", openings.opener("a1")):
+        pool.close_one("a1", wait=False)
+    assert openings.names == {"a1"}
+    may_close.set()
+    pool.close_one("a1")
+    assert openings.names == set()
+
+
+def test_without_a_thread_to_close_it_a_value_is_closed_once_by_who_gives_it_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    openings = Openings()
+    pool = pool_of(openings, 1)
+    monkeypatch.setattr(threading.Thread, "start", raising(RuntimeError("no thread")))
+    use(pool, openings, "a1", "a2")
+    with pool.use("a2", openings.opener("a2")):
+        pool.close_one("a2", wait=False)
+    assert openings.open == {"a1": 0, "a2": 0}
+
+
 def test_closing_the_pool_closes_every_value_and_refuses_new_uses() -> None:
     openings = Openings()
     pool = pool_of(openings, 3)

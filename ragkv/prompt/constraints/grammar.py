@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import IO, Any
 
 import numpy as np
@@ -21,7 +22,7 @@ import torch
 
 from ragkv.config import MIB
 from ragkv.errors import DeadlineError, InputError, MissingExtraError, SchemaError
-from ragkv.runtime import ByteCache, Check, FairLock, no_check
+from ragkv.runtime import ByteCache, Check, FairLock, begun, no_check
 from ragkv.runtime.waiting import POLL_S
 
 from . import trial
@@ -229,11 +230,15 @@ def _tried(parts: Sequence[tuple[str, str]], check: Check) -> int:
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
-        # on a thread: what a pipe does not hold is written as fast as the process reads
-        giving = threading.Thread(target=_give, args=(process.stdin, json.dumps(parts).encode()))
+        assert process.stdin is not None
+        give = partial(_give, process.stdin, json.dumps(parts).encode())
         process.stdin = None
-        giving.start()
+        giving = None
         try:
+            # on a thread: what a pipe does not hold is written as fast as the process reads
+            giving = begun(give, "ragkv-form", "the request's own thread writes the form")
+            if giving is None:
+                give()
             while (told := _told(process)) is None:
                 check()
                 if time.monotonic() > ends:
@@ -243,7 +248,8 @@ def _tried(parts: Sequence[tuple[str, str]], check: Check) -> int:
                     )
         finally:
             process.kill()
-            giving.join()
+            if giving is not None:
+                giving.join()
     if process.returncode == -signal.SIGPROF:
         raise SchemaError("", f"it takes more than {COMPILE_S:g} s to compile")
     if process.returncode != 0:  # llguidance ends the process that gets no memory

@@ -23,6 +23,7 @@ from ragkv.prompt.constraints import grammar as module
 from ragkv.prompt.constraints.grammar import ConstraintTokenizer, Grammars, TokenConstraint
 from ragkv.runtime import Claim, no_check
 from ragkv.runtime.byte_cache import OVERHEAD_BYTES
+from tests.faults import raising
 from tests.prompt.constraints.helpers import tiny_engine
 from tests.reader import READER
 from tests.scheduling.helpers import begin, until
@@ -206,6 +207,23 @@ def test_a_form_whose_automata_multiply_is_ended_and_the_next_one_has_its_turn_a
     assert after.user - before.user < 1.0, "nothing of it runs in this process"
     children = after.children_user + after.children_system
     assert children - before.children_user - before.children_system < 4.0
+
+
+def test_a_form_is_compiled_without_a_thread_to_write_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = {"enum": [f"{number:099}" for number in range(900)]}  # more than a pipe holds
+    made = grammars()
+    others = set(psutil.Process().children())
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
+        made.compile(ResponseFormat.json_schema(long))
+        with pytest.raises(CancelledError):
+            made.compile(
+                ResponseFormat.json_schema({"const": 2}), check=raising(CancelledError("gone"))
+            )
+    assert "ragkv-form" in caplog.text
+    assert set(psutil.Process().children()) <= others
 
 
 def test_tools_whose_automata_multiply_are_refused_like_schemas() -> None:
