@@ -6,7 +6,7 @@ A cancelled answer is accounted for up to its last token.
 
 import dataclasses
 import unicodedata
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Unpack
 
@@ -14,7 +14,7 @@ from ragkv.prompt import AnswerOptions, PromptReport
 from ragkv.retrieval import Hit
 from ragkv.runtime import Claim
 from ragkv.sessions import Session
-from ragkv.types import Answer, Chunk, TokenEvent
+from ragkv.types import Answer, Chunk, Citation, TokenEvent
 
 from .bodies.chat import ChatRequest
 from .bodies.resources import (
@@ -187,7 +187,9 @@ def title_from(question: str) -> str:
 
 
 def prefill_fields(made: PromptReport | Answer, numbers: Sequence[int | None]) -> dict[str, Any]:
-    """The fields of a `PrefillReport`. `numbers` are the source numbers of the request's chunks."""
+    """The fields of a `PrefillReport`. `numbers` are the source numbers of the request's
+    `numbered` chunks.
+    """
     spans = []
     for span in made.spans:
         number = None
@@ -204,10 +206,13 @@ def answer_fields(
     answer: Answer,
     content: str,
     sources: list[SourceBody],
+    cited: Iterable[Citation],
     numbers: Sequence[int | None],
     session_id: str | None,
 ) -> dict[str, Any]:
-    """The fields of an `AnswerReport`. `content` is the answer's text as the client sees it."""
-    citations = citations_of(content, sources)
+    """The fields of an `AnswerReport`. `content` is the answer's text as the client sees it, `cited`
+    what it cites of the `sources`.
+    """
+    citations = citations_of(content, sources, cited)
     report = {"citations": citations, "sources": sources, "session_id": session_id}
     return {**prefill_fields(answer, numbers), **report}

@@ -7,12 +7,12 @@ back, they are removed from it.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from urllib.parse import quote
 
 from ragkv.prompt import cite
 from ragkv.retrieval import Document, DocumentSummary, Hit, Passage
-from ragkv.types import Chunk
+from ragkv.types import Chunk, Citation
 
 from .bodies.chat_answer import Annotation, UrlCitation
 from .bodies.resources import AnswerReport, CitationBody, SourceBody
@@ -49,15 +49,21 @@ def sources_of(hits: Sequence[Hit], first: int = 1) -> list[SourceBody]:
     ]
 
 
-def citations_of(answer: str, sources: Sequence[SourceBody]) -> list[CitationBody]:
-    """Where the sources say what `answer` says. Markers of sources that do not exist are
-    ignored.
+def cited_sources(answer: str, sources: Sequence[SourceBody]) -> tuple[Citation, ...]:
+    """Which sources say what `answer` says, and where: `Citation.chunk` is the index of a source.
+    Markers of sources that do not exist are ignored.
     """
-    chunks = [Chunk((), source.text) for source in sources]
+    return cite(answer, [Chunk((), source.text) for source in sources])
+
+
+def citations_of(
+    answer: str, sources: Sequence[SourceBody], cited: Iterable[Citation]
+) -> list[CitationBody]:
+    """The `cited` places of the sources, and where `answer` has their markers."""
     stripped = answer.strip()
     begin = answer.find(stripped) if stripped else None
     found = []
-    for citation in cite(answer, chunks):
+    for citation in cited:
         source = sources[citation.chunk]
         marker = f"[{citation.chunk + 1}]"
         start = answer.find(marker) if marker in answer else begin
@@ -76,10 +82,11 @@ def citations_of(answer: str, sources: Sequence[SourceBody]) -> list[CitationBod
     return found
 
 
-def missing_markers(text: str, citations: Sequence[CitationBody]) -> str:
+def missing_markers(text: str, sources: Sequence[SourceBody], cited: Iterable[Citation]) -> str:
     """The markers to append to `text`: those of cited sources that it does not name."""
     named = {int(number) for number in _MARKER.findall(text)}
-    missing = [citation.number for citation in citations if citation.number not in named]
+    numbers = (sources[citation.chunk].number for citation in cited)
+    missing = [number for number in numbers if number not in named]
     return "\u00a0" + "".join(f"[{number}]" for number in missing) if missing else ""
 
 

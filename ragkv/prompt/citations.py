@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from ragkv.runtime.words import Word, words
-from ragkv.types import Chunk, Citation
+from ragkv.types import Chunk, Citation, numbered
 
 _MARKER = re.compile(r"\[(\d+)\]")  # how an answer names a chunk, by its number from 1
 LEAST_LETTERS = 4  # Shorter words of a script with capitals are mostly "the", "no" and "yes".
@@ -18,11 +18,13 @@ _ENDS = ".!?:\n"  # A capital letter after one of these is no sign of a name.
 
 
 def cite(answer: str, chunks: Sequence[Chunk]) -> tuple[Citation, ...]:
-    """One citation for each chunk that contains the answer or that it names as `[n]`.
+    """One citation for each chunk that contains the answer or that it names as `[n]`. A `Text` is
+    none, and has no number.
 
     Whole words count, in any of their writings and whatever stands between them: a line break,
     `**bold**`.
     """
+    chunks = numbered(chunks)
     named = {int(number) - 1 for number in _MARKER.findall(answer)} & set(range(len(chunks)))
     plain = (
         _MARKER.sub(lambda marker: "" if int(marker[1]) - 1 in named else marker[0], answer)

@@ -58,9 +58,13 @@ def wanted_spans(prompt: Prompt, method: Method, frequencies: str) -> list[Span]
             spans.append(Span(SpanKind.CHUNK, start, stop, computed, chunk=chunk, why=why))
         else:
             # at the prompt's beginning, or directly behind the prefix with which entries are encoded
-            leads = chunk == 0 and not prompt.past_ids and (prompt.own_prefix or not start)
+            leads = (
+                start == prompt.body_start
+                and not prompt.past_ids
+                and (prompt.own_prefix or not start)
+            )
             state = SpanState.EXACT if leads else SpanState.FUSED
-            whole = prompt.chunks[chunk]
+            whole = prompt.numbered[chunk]
             offset = whole.offset if isinstance(whole, Excerpt) else 0
             spans.append(Span(SpanKind.CHUNK, start, stop, state, chunk=chunk, offset=offset))
     if prompt.tail:

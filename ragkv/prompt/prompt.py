@@ -7,13 +7,13 @@ its prompt, which dies with the request.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, count, zip_longest
 
 from ragkv.config import SessionConfig
 from ragkv.errors import InputError, PromptTooLongError
 from ragkv.prompt.history import Block, History, fitted
 from ragkv.runtime import Claim
-from ragkv.types import Chunk, Excerpt, Text
+from ragkv.types import Chunk, Excerpt, Text, numbered
 
 from .request import Request
 from .template import TemplateRuns
@@ -36,6 +36,7 @@ class Prompt:
     notes: tuple[str, ...] = ()  # what the report says about the history and the length
     answer_tokens: int = 0  # the most tokens of the answer that were asked for, or that fit
     question_tokens: int = 0  # the first ids of `tail`: those of the question
+    numbered: tuple[Chunk, ...] = field(init=False)  # `chunks` without the `Text` between them
     past_ids: tuple[int, ...] = field(init=False)  # the ids of the history
     token_ids: tuple[int, ...] = field(init=False)  # all S ids
 
@@ -43,6 +44,7 @@ class Prompt:
         past_ids = () if self.history is None else self.history.token_ids
         body = (ids for ids, _ in self.body)
         token_ids = tuple(chain(self.prefix, past_ids, *body, self.tail))
+        object.__setattr__(self, "numbered", numbered(self.chunks))
         object.__setattr__(self, "past_ids", past_ids)
         object.__setattr__(self, "token_ids", token_ids)
 
@@ -63,15 +65,17 @@ class Prompt:
 
     @property
     def body(self) -> Iterator[tuple[tuple[int, ...], int | None]]:
-        """The runs between history and question, each with its chunk's index; `None` is text.
+        """The runs between history and question, each with its index in `numbered`; `None` is text.
 
         The separator comes after a chunk and never before the first one.
         """
-        for index, chunk in enumerate(self.chunks):
-            is_text = isinstance(chunk, Text)
-            yield chunk.token_ids, None if is_text else index
-            before_text = any(isinstance(one, Text) for one in self.chunks[index + 1 : index + 2])
-            if self.separator and not is_text and not before_text:
+        numbers = count()
+        for chunk, after in zip_longest(self.chunks, self.chunks[1:]):
+            if isinstance(chunk, Text):
+                yield chunk.token_ids, None
+                continue
+            yield chunk.token_ids, next(numbers)
+            if self.separator and not isinstance(after, Text):
                 yield self.separator, None
 
 

@@ -7,7 +7,7 @@ from fastapi.testclient import TestClient
 
 from ragkv import Engine, EngineConfig
 from ragkv.api.bodies.resources import SourceBody
-from ragkv.api.sources import citations_of
+from ragkv.api.sources import citations_of, cited_sources
 from ragkv.config import R_STAR
 from ragkv.retrieval import Document
 from ragkv.retrieval.rag import Corpus, Rag
@@ -144,7 +144,8 @@ def test_sources_and_citations_of_a_document_with_pages_name_the_page(client: Te
         ("plain.txt", None),
         ("two.pdf", 1),
     }
-    cited = citations_of("Irvburg", [SourceBody(**source) for source in sources])
+    given = [SourceBody(**source) for source in sources]
+    cited = citations_of("Irvburg", given, cited_sources("Irvburg", given))
     assert {(one.document_id, one.page) for one in cited} == {("plain.txt", None), ("two.pdf", 1)}
     hits = client.post("/v1/collections/pages/search", json={"query": "librarian"}).json()["hits"]
     assert hits[0]["page"] == 1

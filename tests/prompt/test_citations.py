@@ -2,7 +2,7 @@
 
 import pytest
 
-from ragkv import Chunk, Citation
+from ragkv import Chunk, Citation, Text
 from ragkv.prompt import cite
 
 
@@ -52,6 +52,13 @@ def test_a_number_in_brackets_names_a_chunk() -> None:
     chunks = [chunk("one", "a"), chunk("two", "b")]
     assert cite("Because so [2].", chunks) == (Citation(1, 0, 3, "b"),)
     assert cite("one [1][2][9][0]", chunks) == (Citation(0, 0, 3, "a"), Citation(1, 0, 3, "b"))
+
+
+def test_text_between_chunks_is_not_cited_and_has_no_number() -> None:
+    head = Text((), "Flax:", opening=True)
+    chunks = [head, chunk("wool", "a"), Text((), "flax"), chunk("flax", "b")]
+    assert cite("Because so [2].", chunks) == cite("flax", chunks) == (Citation(1, 0, 4, "b"),)
+    assert cite("Because so [3].", chunks) == ()
 
 
 @pytest.mark.parametrize(

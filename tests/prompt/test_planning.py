@@ -159,7 +159,7 @@ def test_the_first_tokens_of_a_prompt_without_a_prefix_are_computed_in_place() -
 def test_a_chunk_behind_other_tokens_is_never_exact(prompt: Prompt) -> None:
     plan = planned(prompt, FUSED, stored(B), stored(A))
     assert states(plan, SpanKind.CHUNK)[-1] is SpanState.FUSED
-    assert reasons(plan, 1) == [None]
+    assert reasons(plan, len(prompt.numbered) - 1) == [None]
 
 
 def test_blocks_of_an_earlier_prompt_are_exact_wherever_they_begin_and_end() -> None:
@@ -182,13 +182,13 @@ def test_blocks_of_an_earlier_prompt_are_exact_wherever_they_begin_and_end() -> 
 
 def test_text_is_computed_and_a_separator_stands_behind_each_chunk_that_no_text_follows() -> None:
     """It never stands before the first chunk, which so stays exact."""
-    found = [stored(A), MISSING, stored(B), stored(A)]
+    found = [stored(A), stored(B), stored(A)]
     plan = planned(prompt_of(A, Text((9,)), B, A, separator=(10,)), FUSED, *found)
     assert plan.token_ids.tolist() == [*PREFIX, *A, 9, *B, 10, *A, 10, *QUESTION]
     assert [(span.chunk, span.start) for span in plan.spans if span.kind is SpanKind.CHUNK] == [
         (0, 2),
-        (2, 6),
-        (3, 9),
+        (1, 6),
+        (2, 9),
     ]
     assert states(plan, SpanKind.CHUNK) == [SpanState.EXACT, SpanState.FUSED, SpanState.FUSED]
     assert states(plan, SpanKind.TEXT) == [SpanState.COMPUTED] * 3

@@ -86,6 +86,13 @@ def test_the_template_behind_the_question_and_text_among_chunks_are_of_kind_temp
         assert prefill.spans[3].tokens == len("what?")
 
 
+def test_spans_number_the_chunks_of_a_request_without_the_text_among_them() -> None:
+    with engine_of() as engine:
+        given = [Text((5,), opening=True), A, Text((6,)), B, C]
+        spans = engine.prefill(Q, given).spans
+    assert [span.chunk for span in spans if span.kind == "chunk"] == [0, 1, 2]
+
+
 def test_an_answers_spans_are_known_before_its_first_token() -> None:
     with engine_of() as engine:
         engine.entries.warm(CHUNKS)

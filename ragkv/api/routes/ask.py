@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Generator
+from contextlib import closing
 from typing import Any
 
 from fastapi import APIRouter
@@ -54,25 +55,31 @@ async def ask(body: AskRequest, call: ApiCallDep) -> AskResponse | Response:
             yield "sources", {"sources": [source.model_dump() for source in sources]}
             options = body.engine_options
             options["max_new_tokens"], options["response_format"] = max_tokens, form
-            for event in job.stream(question, job.found.chunks, job.session, **options):
-                if isinstance(event, PromptReport):
-                    report = PrefillReport(**answers.prefill_fields(event, numbers))
-                    yield "prompt", report.model_dump()
-                elif isinstance(event, TokenEvent):
-                    if event.text:
-                        yield "token", {"text": event.text}
-                else:
-                    yield AskResponse(
-                        id=f"ask-{uuid.uuid4().hex}",
-                        answer=event.text,
-                        finish_reason=event.finish_reason,  # type: ignore[arg-type]
-                        **answers.answer_fields(
-                            event, event.text, sources, numbers, body.session_id
-                        ),
-                        notes=notes
-                        if job.found.hits
-                        else [*notes, answers.nothing_found(body.collection)],
-                    )
+            if not job.found.hits:
+                notes.append(answers.nothing_found(body.collection))
+            with closing(job.stream(question, job.found.chunks, job.session, **options)) as steps:
+                for step in steps:
+                    if isinstance(step, PromptReport):
+                        report = PrefillReport(**answers.prefill_fields(step, numbers))
+                        yield "prompt", report.model_dump()
+                    elif isinstance(step, TokenEvent):
+                        if step.text:
+                            yield "token", {"text": step.text}
+                    else:
+                        yield AskResponse(
+                            id=f"ask-{uuid.uuid4().hex}",
+                            answer=step.text,
+                            finish_reason=step.finish_reason,  # type: ignore[arg-type]
+                            **answers.answer_fields(
+                                step,
+                                step.text,
+                                sources,
+                                step.citations,
+                                numbers,
+                                body.session_id,
+                            ),
+                            notes=notes,
+                        )
 
     if body.stream:
         items = await call.stream(events)

@@ -33,7 +33,7 @@ from ragkv.prompt import AnswerOptions
 from ragkv.prompt.constraints import ResponseFormat
 from ragkv.retrieval import Passage
 from ragkv.runtime import Claim
-from ragkv.types import Text
+from ragkv.types import Citation, numbered
 
 from .. import answers
 from ..bodies import chat_answer as schemas
@@ -47,7 +47,7 @@ from ..limits import check_at_most
 from ..settings import LimitsConfig
 from ..sources import (
     annotations_of,
-    citations_of,
+    cited_sources,
     missing_markers,
     source_of,
     sources_of,
@@ -164,13 +164,15 @@ class ChatCompletion:
                         yield schemas.Piece(step.text, logprobs)
             # 4. Append the markers of sources that the answer cites and does not name, but not to
             #    JSON, where [1] is a list.
+            cited = cited_sources(made.text, sources)
             markers = ""
             if not made.found.calls and form is None:
-                markers = missing_markers(made.text, citations_of(made.text, sources))
+                markers = missing_markers(made.text, sources, cited)
             if markers:
                 yield schemas.Piece(markers)
             notes += self._without_documents(tenant, prompt)
-            yield self._response(tokens, prompt, made, made.text + markers, sources, notes)
+            content = made.text + markers
+            yield self._response(tokens, prompt, made, content, sources, cited, notes)
 
     def _sources(self, found: answers.Found) -> list[SourceBody]:
         """The documents of the request, then those that were found."""
@@ -251,15 +253,14 @@ class ChatCompletion:
         made: ChatAnswer,
         content: str,
         sources: list[SourceBody],
+        cited: Sequence[Citation],
         notes: Sequence[str],
     ) -> schemas.ChatResponse:
         answer = made.answer
         calls = made.found.calls
-        # as the engine numbers chunks: it does not count an opening text
-        chunks = [one for one in prompt.chunks if not (isinstance(one, Text) and one.opening)]
-        numbers = [chunk.metadata.get("number") for chunk in chunks]
+        numbers = [chunk.metadata.get("number") for chunk in numbered(prompt.chunks)]
         report = AnswerReport(
-            **answers.answer_fields(answer, content, sources, numbers, self.body.session_id),
+            **answers.answer_fields(answer, content, sources, cited, numbers, self.body.session_id),
             notes=[*self.notes, *notes],
         )
         collection = self.rag.collection if self.rag else None

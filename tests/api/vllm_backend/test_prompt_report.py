@@ -42,7 +42,7 @@ def report(**changes: Any) -> dict[str, Any]:
         PromptSpan("prefix", 0, 1, "exact"),
         PromptSpan("chunk", 1, 4, "exact", (), 0),
         PromptSpan("template", 5, 1, "computed"),
-        PromptSpan("chunk", 6, 3, "fused", (2,), 2),
+        PromptSpan("chunk", 6, 3, "fused", (2,), 1),
         PromptSpan("question", 9, 1, "computed"),
     ]
     fields = {
@@ -77,7 +77,7 @@ def test_the_counts_sum_to_the_prompt_and_the_spans_to_the_counts() -> None:
         ("template", 11, 1, "computed"),
     ]
     assert served.spans[3].recomputed_at == (2,)
-    assert [one.chunk for one in served.spans] == [None, 0, None, 2, None, None]
+    assert [one.chunk for one in served.spans] == [None, 0, None, 1, None, None]
     assert (served.timing.prefill_s, served.timing.first_token_s, served.timing.load_s) == (
         1.5,
         2.0,
