@@ -215,6 +215,7 @@ def test_every_row_of_the_formats_names_a_loader_and_any_other_ending_is_text() 
     for suffix in LOADERS:
         assert formats.loader_of(suffix).__name__ == formats.FORMATS[suffix].split(":")[1]
     assert formats.loader_of("").__name__ == formats.loader_of(".txt").__name__ == "load_text"
+    assert formats.loader_of(".zzz").__name__ == formats.loader_of(".py").__name__ == "load_program"
 
 
 def test_a_format_is_one_row_and_one_function(

@@ -23,7 +23,7 @@ def load_csv(content: FileContent) -> Loaded:
     """One document. A line "sep=;" names the separator, as Excel writes it; in a `.tsv` it is a
     tab.
     """
-    text = content.text()
+    text = content.text(of_program=True)
     lost = list[str]()
     if named := re.match(r"sep=(.)\n", text):
         delimiter = named.group(1)

@@ -8,18 +8,19 @@ from pkgutil import resolve_name
 from .reading import Loader
 
 _TEXT = "text:load_text"
+_PROGRAM = "text:load_program"
 
-# The usual endings of source code, configuration and markup, which are read as plain text.
-_TEXT_SUFFIXES = """.txt .text .md .markdown .mdx .rmd .qmd .rst .adoc .org .tex .log .json .jsonc .geojson
-    .xml .yaml .yml .toml .ini .cfg .conf
-    .properties .bib .po
+# Both are read as plain text; text for people may be about escapes.
+_FOR_PEOPLE = ".txt .text .md .markdown .mdx .rmd .qmd .rst .adoc .org .tex .bib .xml"
+_FOR_PROGRAMS = """.log .json .jsonc .geojson .yaml .yml .toml .ini .cfg .conf .properties .po
     .py .js .mjs .ts .jsx .tsx .css .scss .java .kt .scala .groovy .c .h .cc .cpp .cxx .hpp .cs .go .rs .swift .m .rb
     .php .pl .lua .r .jl .dart .ex .exs .erl .hs .ml .clj .lisp .sh .bash .zsh .fish .ps1 .bat .sql .proto .graphql
     .tf .cmake .gradle .vue .svelte"""
 
 # Ending: module of this package, and the function in it.
 FORMATS = {
-    **dict.fromkeys(_TEXT_SUFFIXES.split(), _TEXT),
+    **dict.fromkeys(_FOR_PEOPLE.split(), _TEXT),
+    **dict.fromkeys(_FOR_PROGRAMS.split(), _PROGRAM),
     ".srt": "subtitles:load_subtitles",
     ".vtt": "subtitles:load_subtitles",
     ".html": "html:load_html",
@@ -47,10 +48,15 @@ FORMATS = {
 }
 # the endings that a file in a folder may have
 LOADERS = tuple(FORMATS)
-KNOWN = "text, source code, " + " ".join(one for one, by in FORMATS.items() if by != _TEXT)
+KNOWN = "text, source code, " + " ".join(
+    one for one, by in FORMATS.items() if by not in (_TEXT, _PROGRAM)
+)
 
 
 def loader_of(suffix: str) -> Loader:
-    """What reads files with this ending; any other is read as plain text."""
-    loader: Loader = resolve_name(f"{__package__}.{FORMATS.get(suffix, _TEXT)}")
+    """What reads files with this ending. Others are read as plain text: for people, if there is no
+    ending.
+    """
+    other = _PROGRAM if suffix else _TEXT
+    loader: Loader = resolve_name(f"{__package__}.{FORMATS.get(suffix, other)}")
     return loader

@@ -29,10 +29,6 @@ AUTO = "auto"
 GUESS_BYTES = 256 * 1024
 # The encoding of most text that is not Unicode.
 WESTERN = "cp1252"
-# Text for people, which may be about escapes; all other formats of text are for programs.
-_PROSE = """.txt .text .tex .bib .md .markdown .mdx .rmd .qmd .rst .adoc .org .xml .html .htm .xhtml
-    .eml .srt .vtt .ipynb .jsonl .ndjson"""
-PROSE = frozenset(["", *_PROSE.split()])
 # The name in a document's metadata of what could not be read, a list of sentences.
 LOST = "lost"
 # `NAMED_LOSSES` lost parts of a file are named, the others are counted.
@@ -112,12 +108,15 @@ class FileContent:
     encoding: str | None = None
     limits: ParseLimits = UNLIMITED
 
-    def text(self, declared: str | None = None) -> str:
+    def text(self, declared: str | None = None, *, of_program: bool = False) -> str:
         """The file as its reader sees it, in its own encoding, in `encoding`, or in the one that
         it `declared`.
+
+        Escapes such as `\\u00e9` become letters: all of them in the text `of_program` or for one;
+        in text for people, which may be about escapes, only those that are surely meant.
         """
         text = without_controls(decode(str(self.path), self.data, self.encoding, declared))
-        return with_letters(unescaped(text, self.path.suffix.lower() not in PROSE))
+        return with_letters(unescaped(text, of_program))
 
     def bounded(self, texts: Iterable[str], size_bytes: int | None = None) -> Iterator[str]:
         """The same texts. Raises `DocumentLimitError` once they are longer than the file allows.

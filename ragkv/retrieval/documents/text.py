@@ -16,12 +16,18 @@ _INPUTENC = re.compile(rb"\\usepackage\s*\[([-\w]+)\]\s*\{inputenc\}")
 
 
 def load_text(content: FileContent) -> Loaded:
-    """One document: the file as text."""
+    """One document: the file as text for people."""
     suffix = content.path.suffix.lower()
     text = content.text(_declared(content.data, suffix))
     if suffix in WITH_TABLES:
         text = "\n".join(content.bounded(with_named_rows(text, suffix in MARKDOWN)))
     yield content.document(text, {})
+
+
+def load_program(content: FileContent) -> Loaded:
+    """One document: the file as text of a program, or for one."""
+    declared = _declared(content.data, content.path.suffix.lower())
+    yield content.document(content.text(declared, of_program=True), {})
 
 
 def _declared(data: bytes, suffix: str) -> str | None:

@@ -35,7 +35,7 @@ FileStatus = Literal[
 ]
 Load = Callable[[Path, bytes, str | None, ParseLimits], Iterable[Document | DocumentError]]
 # A higher `LOADER_VERSION` has files read again, when loaders make another text of them.
-LOADER_VERSION = "4"
+LOADER_VERSION = "5"
 GONE = "its text stays in the index; delete it with --prune (in Python, FileOptions(prune=True))"
 GONE_ELSEWHERE = f"{GONE}, and name its folder, too"
 # A file that changed less than `SETTLED_NS` before it was read may change again at the same time.
