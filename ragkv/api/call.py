@@ -13,7 +13,7 @@
 """
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
@@ -29,7 +29,7 @@ from .keys import Principal
 from .service import Service
 from .settings import LimitsConfig
 from .tenants import Tenant, Tenants
-from .work import giving_way
+from .work import WorkItems, giving_way
 
 T = TypeVar("T")
 
@@ -68,9 +68,7 @@ class ApiCall:
             raise unknown_model(model, known)
         return model.removeprefix(f"{own}:")
 
-    async def stream(
-        self, work: Callable[[Claim], Generator[T, None, None]]
-    ) -> AsyncGenerator[T, None]:
+    async def stream(self, work: Callable[[Claim], Generator[T, None, None]]) -> WorkItems[T]:
         """The items of an answer as they come; returns when the first is there."""
         return await self.service.answer_pool.stream(self.request, work)
 

@@ -5,10 +5,11 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any, TypeVar
 
 from fastapi.responses import StreamingResponse
-from starlette.types import Send
+from starlette.types import Receive, Scope, Send
 
 from .errors import ApiError
 from .failures import as_api_error
+from .work import WorkItems
 
 T = TypeVar("T")
 DONE = "data: [DONE]\n\n"  # OpenAI's streams end with it.
@@ -21,13 +22,13 @@ def format_event(data: Any, name: str | None = None) -> str:
 
 
 class Stream(StreamingResponse):
-    """Items as text, as they come. The source is closed when the client disconnects or has read
-    everything.
+    """Items as text, as they come. They are closed when the client disconnects, even before it has
+    read one, or has read everything.
     """
 
     def __init__(
         self,
-        items: AsyncGenerator[T, None],
+        items: WorkItems[T],
         show: Callable[[T], Iterable[str]],
         failed: Callable[[ApiError], str],
         first: str = "",
@@ -45,14 +46,12 @@ class Stream(StreamingResponse):
                         yield text
             except Exception as error:
                 yield failed(as_api_error(error))
-            finally:
-                await items.aclose()
 
-        self._texts = texts()
-        super().__init__(self._texts, headers={"x-accel-buffering": "no"}, media_type=media_type)
+        self._close = items.close
+        super().__init__(texts(), headers={"x-accel-buffering": "no"}, media_type=media_type)
 
-    async def stream_response(self, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().stream_response(send)
+            await super().__call__(scope, receive, send)
         finally:
-            await self._texts.aclose()
+            self._close()

@@ -13,9 +13,9 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Generic, Self, TypeVar
 
 from anyio import CancelScope, CapacityLimiter, current_time, to_thread
 from starlette.requests import Request
@@ -77,9 +77,9 @@ def giving_way(claim: Claim, wait_idle: WaitIdle, at_work: Callable[[], int]) ->
     """What work on data calls before each batch, on its own thread: it pauses while answers run,
     and raises as `claim`.
 
-    `wait_idle` waits while answers run (`IdleTime.wait_idle`), `at_work` tells how many such
-    requests work. So all of them together take about a fifth of a core from answers, and each still
-    comes to an end.
+    `wait_idle` waits while answers run (`IdleTime.wait_idle`), `at_work` tells how many requests do
+    work on data. All of them together compute for about 1 / (1 + PAUSE_SHARE) of the time, a fifth
+    of a core, while answers run; and each still comes to an end.
     """
     began = resumed = time.thread_time()
 
@@ -117,6 +117,33 @@ class TenantLimiter:
             yield
 
 
+class WorkItems(Generic[T]):
+    """What a request's work yields, as it comes. Closing it ends the work, read or not: a generator
+    that nobody has asked for an item would do nothing.
+    """
+
+    def __init__(self, channel: Channel[T], accepted: AcceptedRequest) -> None:
+        self._channel = channel
+        self._accepted = accepted
+        self._items = aiter(channel)
+        self._first: list[T] = []  # the first item, until it is read
+
+    async def begin(self) -> None:
+        """Return when the first item is there; raises the error that comes instead."""
+        self._first.append(await anext(self._items))
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        return self._first.pop() if self._first else await anext(self._items)
+
+    def close(self) -> None:
+        """End the work. Twice is harmless."""
+        self._accepted.abandon()
+        self._channel.stop_reading()
+
+
 class RequestPool:
     """Does the work of requests on threads. Call `run` and `stream` on the event loop's thread."""
 
@@ -142,14 +169,15 @@ class RequestPool:
 
     async def stream(
         self, request: Request, work: Callable[[Claim], Generator[T, None, None]]
-    ) -> AsyncGenerator[T, None]:
-        """The items that `work` yields. Closing the stream ends the work.
+    ) -> WorkItems[T]:
+        """The items that `work` yields. Closing them ends the work.
 
         Returns when the first item is there, so that an error before it can still be answered with
         its own status.
         """
         channel = Channel[T](AHEAD)
         accepted = self._accept(request)
+        items = WorkItems(channel, accepted)
 
         def drain(claim: Claim) -> None:
             with contextlib.closing(work(claim)) as items:
@@ -163,24 +191,12 @@ class RequestPool:
             lambda ran: channel.end(_shutting_down() if ran.cancelled() else ran.exception())
         )
 
-        async def read() -> AsyncGenerator[T, None]:
-            try:
-                async for item in channel:
-                    yield item
-            finally:
-                accepted.abandon()
-                channel.stop_reading()
-
-        items = read()
-        first = await anext(items)
-
-        async def all_items() -> AsyncGenerator[T, None]:
-            async with contextlib.aclosing(items):
-                yield first
-                async for later in items:
-                    yield later
-
-        return all_items()
+        try:
+            await items.begin()
+        except BaseException:
+            items.close()
+            raise
+        return items
 
     def cut(self) -> None:
         """Accept no more requests and cancel the accepted ones: what waits ends now, what runs ends

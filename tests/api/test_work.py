@@ -1,6 +1,7 @@
 """Work on threads: shared by the tenants, cancelled with its request, and giving way to answers."""
 
 import asyncio
+import contextlib
 import gc
 import threading
 import time
@@ -8,11 +9,12 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from ragkv.api.errors import ApiError
 from ragkv.api.keys import Principal
 from ragkv.api.settings import QueueConfig
+from ragkv.api.sse import Stream
 from ragkv.api.work import (
     BURST,
     FREE_S,
@@ -67,6 +69,54 @@ async def test_cutting_ends_waiting_running_and_streaming_work_with_503() -> Non
         assert raised.value.status == 503
     with pytest.raises(ApiError, match="shutting down"):
         await pool.run(request_of("c"), work)
+
+
+@pytest.mark.parametrize("read", [0, 1], ids=["unread", "read"])
+async def test_closing_a_stream_ends_its_work(read: int) -> None:
+    pool = RequestPool(QUEUE, 2, 1, None)
+    ended = threading.Event()
+
+    def endless(_: Claim) -> Generator[int, None, None]:
+        try:
+            yield from iter(int, 1)
+        finally:
+            ended.set()
+
+    stream = await pool.stream(request_of("a"), endless)
+    for _ in range(read):
+        assert await anext(stream) == 0
+    stream.close()
+    await until(lambda: ended.is_set() and not pool.accepted)
+    assert stream is not None, "it was closed, not collected"
+
+
+@pytest.mark.parametrize("leaves", ["at once", "before the head"])
+async def test_a_client_that_leaves_before_the_first_item_ends_the_work(leaves: str) -> None:
+    pool = RequestPool(QUEUE, 2, 1, None)
+
+    def endless(_: Claim) -> Generator[int, None, None]:
+        yield from iter(int, 1)
+
+    response = Stream(
+        await pool.stream(request_of("a"), endless),
+        lambda item: [str(item)],
+        lambda error: error.message,
+    )
+
+    async def receive() -> Any:
+        if leaves == "before the head":
+            await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
+
+    async def send(_: Any) -> None:
+        raise OSError("the client is gone")
+
+    version = "2.4" if leaves == "before the head" else "2.3"
+    scope = {"type": "http", "asgi": {"spec_version": version}}
+    with contextlib.suppress(ClientDisconnect, OSError):
+        await response(scope, receive, send)
+    await until(lambda: not pool.accepted)
+    assert response is not None, "it was closed, not collected"
 
 
 async def test_a_tenant_above_its_limit_gets_429_and_leaves_threads_to_others() -> None:
