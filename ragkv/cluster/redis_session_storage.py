@@ -33,7 +33,7 @@ from ragkv.sessions.manifest import (
     state_of,
 )
 from ragkv.sessions.session import Session
-from ragkv.sessions.storage import SessionStorage, StoredState
+from ragkv.sessions.storage import Saved, SessionStorage, StoredState
 from ragkv.store import EntryKey, Identity, RemoteStats
 
 from .health import Health
@@ -153,7 +153,7 @@ class RedisSessionStorage(SessionStorage):
         self._saw(session_id, state.used_at)
         return StoredState(version, state, (RESTORED,) if is_old else ())
 
-    def save(self, session: Session, state: SessionState) -> None:
+    def save(self, session: Session, state: SessionState) -> Saved:
         """See `SessionStorage`. Raises `SessionConflictError` if the version on the server is not
         the session's, and `InputError` for a state that is too large to be read again.
 
@@ -176,8 +176,8 @@ class RedisSessionStorage(SessionStorage):
                 "this turn is not "
                 "part of it. Ask again: it is answered on the newest state."
             )
-        session.version = version
         self._saw(session_id, state.used_at)
+        return Saved(version)
 
     def delete(self, session_id: str, known: str | None = None) -> None:
         """See `SessionStorage`; the conversation's blocks are added to the log of deletions."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 from ragkv.errors import SessionUnavailableError
 from ragkv.prompt.history import SAVE_WAIT_S, SessionState
@@ -19,7 +20,7 @@ from ragkv.store import Identity, Job, JobQueue
 
 from .manifest import NOT_A_MANIFEST, VERSION, ManifestVersionError, Summary, manifest_of, state_of
 from .session import Session
-from .storage import SessionStorage, StoredState
+from .storage import Saved, SessionStorage, StoredState
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,14 @@ TOKEN_BYTES = 64
 _OTHER_VERSION = ".other-version"
 _DAMAGED = ".damaged"
 _ASIDE = (_OTHER_VERSION, _DAMAGED)
+
+
+class _State(NamedTuple):
+    """A state that was saved."""
+
+    session: Session
+    version: str
+    state: SessionState
 
 
 @dataclass(eq=False)
@@ -52,8 +61,11 @@ class FolderStorage(SessionStorage):
     _known: dict[str, Summary] | None = field(default=None, init=False)
     _reading: threading.Lock = field(default_factory=threading.Lock, init=False)
     _other_models: set[str] = field(default_factory=set, init=False)  # hashed ids of their sessions
-    # whose state is not on disk; this keeps them alive
-    _unwritten: dict[str, Session] = field(default_factory=dict, init=False)
+    # by id, states that are not on disk; this keeps their sessions alive
+    _unwritten: dict[str, _State] = field(default_factory=dict, init=False)
+    _newest: dict[str, str] = field(
+        default_factory=dict, init=False
+    )  # by id, the version saved last
     _versions: Iterator[int] = field(default_factory=partial(count, 1), init=False)
     _writing: threading.Lock = field(default_factory=threading.Lock, init=False)  # one at a time
     _writer: JobQueue[None] = field(
@@ -93,23 +105,24 @@ class FolderStorage(SessionStorage):
         )
         return StoredState(None, None, (f"the conversation's manifest {why}: it starts empty",))
 
-    def save(self, session: Session, state: SessionState) -> None:
+    def save(self, session: Session, state: SessionState) -> Saved:
         session_id = session.session_id
-        version = session.version = str(next(self._versions))
+        version = self._newest[session_id] = str(next(self._versions))
+        saved = _State(session, version, state)
         if state.turns or len(state.history):
             self._summaries[session_id] = Summary.of(session_id, state, self.base)
             if self.directory is None:
-                self._unwritten[session_id] = session
+                self._unwritten[session_id] = saved
         else:  # nothing is kept before the first turn
             self._summaries.pop(session_id, None)
             self._unwritten.pop(session_id, None)
         if self.directory is None:
-            return
-        write = session.write = Future[str | None]()
+            return Saved(version)
+        write = Future[str | None]()
 
         def run() -> None:  # it keeps the session alive until it is written
             try:
-                write.set_result(self._write(session, version, state))
+                write.set_result(self._write(saved))
             except Exception as error:  # who waits for the write must not wait for nothing
                 write.set_result(f"the conversation could not be written to disk ({error})")
                 raise
@@ -120,20 +133,10 @@ class FolderStorage(SessionStorage):
                 "the conversation was not written to disk, because the disk is too slow or the "
                 "engine is being closed"
             )
-            self._unwritten[session.session_id] = session
+            self._unwritten[session_id] = saved
             session.note(why)
             write.set_result(why)
-
-    def wait_saved(self, session: Session, timeout_s: float) -> str | None:
-        if session.write is None:
-            return None
-        try:
-            return session.write.result(timeout_s)
-        except TimeoutError:
-            return (
-                f"the conversation was not written to disk within {timeout_s:g} s: it is lost "
-                "if the process is killed"
-            )
+        return Saved(version, write)
 
     def delete(self, session_id: str, known: str | None = None) -> None:
         """See `SessionStorage`. Raises `SessionUnavailableError` if a file cannot be deleted."""
@@ -144,6 +147,7 @@ class FolderStorage(SessionStorage):
                     _remove(path)
                     for aside in _ASIDE:  # it is the conversation's text, too
                         _remove(path.with_suffix(aside))
+                    self._newest.pop(session_id, None)  # a write that waits is not done any more
             except OSError as error:
                 why = f"cannot be deleted ({error.strerror})"
                 raise _unavailable(session_id, path, why) from error
@@ -160,9 +164,17 @@ class FolderStorage(SessionStorage):
 
     def flush(self) -> None:
         self._writer.flush()
+        self._write_again()
 
     def close(self) -> None:
         self._writer.close()
+        self._write_again()
+
+    def _write_again(self) -> None:
+        """Write the states that could not be written: the disk may be well now."""
+        if self.directory is not None:
+            for saved in tuple(self._unwritten.values()):
+                self._write(saved)
 
     def _why_missing(self, session_id: str) -> tuple[str, ...]:
         """Notes for a conversation that has no manifest, though something of that id is kept."""
@@ -216,13 +228,14 @@ class FolderStorage(SessionStorage):
                 continue  # `load` reports it to the caller that asks for this session
         return found
 
-    def _write(self, session: Session, version: str, state: SessionState) -> str | None:
+    def _write(self, saved: _State) -> str | None:
         """Write a state that was saved. If that fails, returns a note, which the next turn reports
         too.
         """
+        session, version, state = saved
         with self._writing:
             # a newer state is written by its own job, or it was deleted
-            if session.version != version:
+            if self._newest.get(session.session_id) != version:
                 return None
             try:
                 if state.turns or len(state.history):
@@ -240,7 +253,7 @@ class FolderStorage(SessionStorage):
                     error,
                 )
                 note = f"the conversation could not be written to disk ({error.strerror})"
-                self._unwritten[session.session_id] = session
+                self._unwritten[session.session_id] = saved
                 session.note(note)
                 return note
             self._unwritten.pop(session.session_id, None)

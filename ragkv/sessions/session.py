@@ -44,7 +44,7 @@ class Session:
         self._noting = threading.Lock()
         self.version: str | None = None  # the storage's name of `state`; None: it does not keep it
         # the newest write to disk; its result is a note if it failed
-        self.write: Future[str | None] | None = None
+        self._write: Future[str | None] | None = None
         self.deleted = False
         self.sessions = sessions  # that made it, with the storage and the blocks
         self._thread: int | None = None  # the thread that holds the session
@@ -91,7 +91,15 @@ class Session:
         Call it when the turn has ended: the session is not held meanwhile, and its next turn may
         run.
         """
-        return self.sessions.storage.wait_saved(self, timeout_s)
+        if self._write is None:
+            return None
+        try:
+            return self._write.result(timeout_s)
+        except TimeoutError:
+            return (
+                f"the conversation was not written to disk within {timeout_s:g} s: it is lost "
+                "if the process is killed"
+            )
 
     def reset(self, check: Check = no_check) -> None:
         """Delete every turn, and the blocks that no other session has. Like all that changes a
@@ -208,12 +216,11 @@ class Session:
 
         If it raises, the state is unchanged.
         """
-        storage = self.sessions.storage
         with self._saving:
             before = self.state
             state = replace(change(before), used_at=self.sessions.clock())
             if self.saved:
-                storage.save(self, state)
+                self._save(state)
             with self._changing:
                 if self.state.ttl_s != before.ttl_s:  # set while the server was waited for
                     state = replace(state, ttl_s=self.state.ttl_s)
@@ -225,14 +232,13 @@ class Session:
         """Set the time to live, unless `ttl_s` is `None`."""
         if ttl_s is None:  # nothing is waited for: a save may hold the guard for long
             return
-        storage = self.sessions.storage
         with self._changing:
             if self.deleted or ttl_s == self.state.ttl_s:
                 return
             self.state = replace(self.state, ttl_s=ttl_s)
             # a server learns it with the next turn, and nothing is kept before the first one
-            if self.turns and not storage.shared:
-                storage.save(self, self.state)
+            if self.turns and not self.sessions.storage.shared:
+                self._save(self.state)
 
     def load(self) -> None:
         """Take the state from the storage, if it has another one."""
@@ -286,13 +292,16 @@ class Session:
         """
         return nullcontext() if self.sessions.storage.shared else self._changing
 
+    def _save(self, state: SessionState) -> None:
+        self.version, self._write = self.sessions.storage.save(self, state)
+
     def _delete_stored(self) -> None:
         """Have the storage keep the session no longer. Raises `SessionUnavailableError`."""
         storage = self.sessions.storage
-        self.version = None  # a write that waits is not done any more
+        self.version = None
         try:
             storage.delete(self.session_id)
         except SessionUnavailableError:
             if not storage.shared:  # the next refresh reads a shared one again
-                storage.save(self, self.state)
+                self._save(self.state)
             raise

@@ -6,7 +6,9 @@ them on a server that replicas share.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ragkv.prompt.history import SessionState
 from ragkv.runtime import Closing
@@ -25,10 +27,18 @@ class StoredState:
     notes: tuple[str, ...] = ()  # for the report of the next turn
 
 
+class Saved(NamedTuple):
+    """What a session notes of a state that it saved."""
+
+    version: str
+    # The write to disk; its result is a note if it failed. None: `save` returned when it was done.
+    write: Future[str | None] | None = None
+
+
 class SessionStorage(Closing, ABC):
     """Keeps the states of sessions. All methods are thread-safe.
 
-    A session's `version` names the state that it has; `load` and `save` set or compare it. The
+    A session's `version` names the state that it has; `load` and `save` return or compare it. The
     caller of `save` holds the session, or for one machine alone the guard of its state.
     """
 
@@ -45,26 +55,18 @@ class SessionStorage(Closing, ABC):
         """
 
     @abstractmethod
-    def save(self, session: Session, state: SessionState) -> None:
-        """Keep `state`, and set the session's version. If it raises, the state before is kept."""
+    def save(self, session: Session, state: SessionState) -> Saved:
+        """Keep `state` under a new version. If it raises, the state before is kept."""
 
     @abstractmethod
     def delete(self, session_id: str, known: str | None = None) -> None:
         """Keep the session no longer; if other processes may have changed it, only in the version
         `known`. Raises `SessionUnavailableError` if it is still kept.
-
-        The version of its `Session`, if there is one, was set to `None` before.
         """
 
     @abstractmethod
     def summaries(self, session_ids: Sequence[str] | None = None) -> Iterable[Summary]:
         """The summaries of all sessions that are kept, or of those of these ids."""
-
-    def wait_saved(self, session: Session, timeout_s: float) -> str | None:
-        """Return when the session's last state survives a crash; a note if that is not so within
-        `timeout_s`.
-        """
-        return None  # `save` returned when it did
 
     def stats(self) -> RemoteStats | None:
         """The health of a server that replicas share."""

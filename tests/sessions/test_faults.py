@@ -464,6 +464,23 @@ class TestSlowDisk:
         with engine_at(tmp_path) as reopened:
             assert reopened.session("s").turns == 4
 
+    @pytest.mark.parametrize("end", ["flush", "close"])
+    def test_a_turn_that_a_slow_disk_refused_is_written_at_the_end(
+        self, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+    ) -> None:
+        session = talk(engine, turns=1)
+        engine.flush()
+        storage = engine.sessions.storage
+        assert isinstance(storage, folder_storage.FolderStorage)
+        monkeypatch.setattr(folder_storage, "SAVE_WAIT_S", 0.01)
+        with storage._writing:
+            storage._writer.capacity_bytes = 1
+            talk(engine, turns=3)
+            assert "the disk is too slow" in str(session.wait_saved(0.0))
+        getattr(engine, end)()
+        stored = folder_storage.FolderStorage(tmp_path, storage.base).load("s", None)
+        assert stored is not None and stored.state == session.state
+
     @pytest.mark.parametrize("end", ["reset", "delete"])
     def test_a_turn_that_waits_to_be_written_never_comes_back_after_a_deletion(
         self, engine: Engine, tmp_path: Path, end: str
