@@ -40,8 +40,8 @@ def no_check() -> None:
 
 @dataclass(frozen=True, slots=True)
 class PausingCheck:
-    """A check that lets other work go first, so it may wait. Code that holds a lock calls what
-    `stop_of` makes of it, which does not.
+    """A check that lets other work go first, so it may wait. Code that holds a lock must not wait
+    for others: it calls `stop_of(check)`.
     """
 
     pause: Check  # may wait, and raises what `stop` raises
@@ -220,8 +220,8 @@ class FairLock:
         leaving: Callable[[], object] = lambda: None,
         entering: Callable[[], object] = lambda: None,
     ) -> None:
-        """`leaving` is called by a thread that has to wait, and by one that is about to hand the
-        lock on; `entering` by one that holds it now, and neither raises.
+        """A thread calls `leaving` before it waits for the lock and before it hands the lock on. It
+        calls `entering` as soon as it holds the lock. Neither raises.
         """
         self._leaving = leaving
         self._entering = entering

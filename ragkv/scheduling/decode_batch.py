@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 PATIENCE = 0.125
 # A step has this number of rows of any tenant. Behind them come rows of the tenant whose turn it is.
 SHARED_ROWS = 4
-# The most rows of a step with drafts; in 16 bits on a CPU it is `FEW_ROWS`, because more read other
-# copies of weights.
+# The most rows of a step with drafts. A model in 16 bits on a CPU has at most `FEW_ROWS`: with more
+# rows it reads other copies of its weights, so the numbers would differ.
 DRAFT_ROWS = 16
 
 

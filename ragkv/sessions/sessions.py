@@ -265,7 +265,8 @@ class Sessions(Closing):
 
     def begin(self, folder: Path | None = None) -> None:
         """Delete what earlier processes left that is too old or in no session. Replicas that share
-        sessions do that again and again; in `folder` they note what the others were not told of.
+        sessions do that again and again. A file in `folder` names the deleted blocks of which the
+        other replicas were not told yet.
         """
         if self.storage.shared:
             # Imported by name: that package is above this one, and one machine alone never needs it.
