@@ -114,9 +114,8 @@ def fuse(
     if choice.asked_layers:
         token_ids, others = plan.asking()
         asking = rows_of(token_ids, others, chosen)
-        # Two kinds of rows are complete in the layers that the asking rows pass: rows before the
-        # first candidate, which no recompute changes, and the candidates that were chosen early.
-        # They join the other rows in the first layer above.
+        # The early candidates, and rows before the first one, which no recompute changes, are
+        # complete in the layers that the asking rows pass. They join the other rows above.
         ahead = torch.cat((forced[: plan.leading_rows], chosen))
         joining = torch.searchsorted(torch.cat((others, chosen)).sort().values, ahead)
         chosen = yield from _asked(choice, plan, asking, placing)

@@ -100,8 +100,7 @@ class Plan:
     notes: tuple[str, ...] = ()  # sentences for the report
     # The controller sets these:
     ratio: float = 0.0  # the share of the candidates that each layer recomputes
-    # The number of candidates at the beginnings of chunks that are recomputed before the question
-    # chooses, while the layers are read that it asks over. They come on top of the share.
+    # how many candidates, from the beginnings of chunks on, are recomputed before the question chooses
     early: int = 0
     reasons: tuple[str, ...] = ()  # why that ratio; empty if nothing was left to decide
     expected_s: float | None = None  # what the pass should take; None if that was not estimated
@@ -158,8 +157,7 @@ class Plan:
     def asking(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Token ids and forced positions of the pass in which the question asks.
 
-        Of a long question only the last rows ask. They get the positions at which the question
-        begins.
+        Of a long question only the last rows ask, at the positions where the question begins.
         """
         start = self.token_ids.numel() - self.question_rows
         left_out = self.unasked_rows

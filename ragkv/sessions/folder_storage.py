@@ -5,13 +5,12 @@ import hashlib
 import json
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
 
 from ragkv.errors import SessionUnavailableError
 from ragkv.prompt.history import SAVE_WAIT_S, SessionState
@@ -35,14 +34,6 @@ _DAMAGED = ".damaged"
 _ASIDE = (_OTHER_VERSION, _DAMAGED)
 
 
-class _State(NamedTuple):
-    """A state that was saved."""
-
-    session: Session
-    version: str
-    state: SessionState
-
-
 @dataclass(eq=False)
 class FolderStorage(SessionStorage):
     """Manifests in a folder of this machine, written by a background thread; the state in memory is
@@ -61,8 +52,8 @@ class FolderStorage(SessionStorage):
     _known: dict[str, Summary] | None = field(default=None, init=False)
     _reading: threading.Lock = field(default_factory=threading.Lock, init=False)
     _other_models: set[str] = field(default_factory=set, init=False)  # hashed ids of their sessions
-    # by id, states that are not on disk; this keeps their sessions alive
-    _unwritten: dict[str, _State] = field(default_factory=dict, init=False)
+    # by id, the writes of states that are not on disk; this keeps their sessions alive
+    _unwritten: dict[str, Callable[[], object]] = field(default_factory=dict, init=False)
     _newest: dict[str, str] = field(
         default_factory=dict, init=False
     )  # by id, the version saved last
@@ -108,11 +99,11 @@ class FolderStorage(SessionStorage):
     def save(self, session: Session, state: SessionState) -> Saved:
         session_id = session.session_id
         version = self._newest[session_id] = str(next(self._versions))
-        saved = _State(session, version, state)
+        write_now = partial(self._write, session, version, state)
         if state.turns or len(state.history):
             self._summaries[session_id] = Summary.of(session_id, state, self.base)
             if self.directory is None:
-                self._unwritten[session_id] = saved
+                self._unwritten[session_id] = write_now
         else:  # nothing is kept before the first turn
             self._summaries.pop(session_id, None)
             self._unwritten.pop(session_id, None)
@@ -122,7 +113,7 @@ class FolderStorage(SessionStorage):
 
         def run() -> None:  # it keeps the session alive until it is written
             try:
-                write.set_result(self._write(saved))
+                write.set_result(write_now())
             except Exception as error:  # who waits for the write must not wait for nothing
                 write.set_result(f"the conversation could not be written to disk ({error})")
                 raise
@@ -133,7 +124,7 @@ class FolderStorage(SessionStorage):
                 "the conversation was not written to disk, because the disk is too slow or the "
                 "engine is being closed"
             )
-            self._unwritten[session_id] = saved
+            self._unwritten[session_id] = write_now
             session.note(why)
             write.set_result(why)
         return Saved(version, write)
@@ -156,11 +147,9 @@ class FolderStorage(SessionStorage):
 
     def summaries(self, session_ids: Sequence[str] | None = None) -> Iterable[Summary]:
         known = self._summaries
-        return (
-            tuple(known.values())
-            if session_ids is None
-            else tuple(filter(None, map(known.get, session_ids)))
-        )
+        if session_ids is None:
+            return tuple(known.values())
+        return tuple(filter(None, map(known.get, session_ids)))
 
     def flush(self) -> None:
         self._writer.flush()
@@ -173,8 +162,8 @@ class FolderStorage(SessionStorage):
     def _write_again(self) -> None:
         """Write the states that could not be written: the disk may be well now."""
         if self.directory is not None:
-            for saved in tuple(self._unwritten.values()):
-                self._write(saved)
+            for write_now in tuple(self._unwritten.values()):
+                write_now()
 
     def _why_missing(self, session_id: str) -> tuple[str, ...]:
         """Notes for a conversation that has no manifest, though something of that id is kept."""
@@ -228,11 +217,10 @@ class FolderStorage(SessionStorage):
                 continue  # `load` reports it to the caller that asks for this session
         return found
 
-    def _write(self, saved: _State) -> str | None:
+    def _write(self, session: Session, version: str, state: SessionState) -> str | None:
         """Write a state that was saved. If that fails, returns a note, which the next turn reports
         too.
         """
-        session, version, state = saved
         with self._writing:
             # a newer state is written by its own job, or it was deleted
             if self._newest.get(session.session_id) != version:
@@ -240,9 +228,8 @@ class FolderStorage(SessionStorage):
             try:
                 if state.turns or len(state.history):
                     make_private_folder(self._folder)
-                    data = manifest_of(
-                        Summary.of(session.session_id, state, self.base), state, self.base
-                    )
+                    summary = Summary.of(session.session_id, state, self.base)
+                    data = manifest_of(summary, state, self.base)
                     replace_file(self._path(session.session_id), data)
                 else:
                     _remove(self._path(session.session_id))
@@ -253,7 +240,7 @@ class FolderStorage(SessionStorage):
                     error,
                 )
                 note = f"the conversation could not be written to disk ({error.strerror})"
-                self._unwritten[session.session_id] = saved
+                self._unwritten[session.session_id] = partial(self._write, session, version, state)
                 session.note(note)
                 return note
             self._unwritten.pop(session.session_id, None)

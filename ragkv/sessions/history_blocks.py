@@ -114,9 +114,7 @@ class HistoryBlocks:
                 self._lock.notify_all()
 
     def delete_unused_later(self, keys: Set[EntryKey]) -> None:
-        """`delete_unused` on the block writer's thread, after what was saved before: it reads what
-        all sessions have, which no request should wait for.
-        """
+        """`delete_unused` on the block writer's thread: it reads what all sessions have."""
         if keys and not self.writer.then(partial(self.delete_unused, keys)):
             with self._lock:
                 self._undeleted |= keys

@@ -5,17 +5,12 @@ replaces. `sessions.py` has all sessions of an engine.
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ragkv.errors import InputError, SessionUnavailableError
-from ragkv.prompt.history import (
-    REWINDABLE,
-    History,
-    SessionState,
-    merged,
-)
+from ragkv.prompt.history import REWINDABLE, History, SessionState, merged
 from ragkv.runtime import Check, acquired, no_check
 
 if TYPE_CHECKING:
@@ -51,6 +46,8 @@ class Session:
         # Guards `state` and `version`: a time to live may be set while a turn runs. A save to disk
         # or a deletion holds it throughout, and who waits for a server never does.
         self._changing = threading.RLock()
+        # held from before a state is saved or deleted until it is replaced: `set_ttl` may save, too
+        self._saving = nullcontext() if sessions.storage.shared else self._changing
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -280,17 +277,9 @@ class Session:
                 self.state = self.sessions.empty(self.state.ttl_s)
                 self.notes = ()
         blocks = self.sessions.blocks
-        if self.saved:
-            blocks.delete_unused(blocks.keys(before))
-        else:  # the end of a chat turn waits for this, and need not read what all sessions have
-            blocks.delete_unused_later(blocks.keys(before))
-
-    @property
-    def _saving(self) -> AbstractContextManager[object]:
-        """Guards a state from before it is saved or deleted until it is replaced: against `set_ttl`,
-        which saves, too, unless replicas share the storage.
-        """
-        return nullcontext() if self.sessions.storage.shared else self._changing
+        # the end of a chat turn clears an unsaved one, and waits for no other session's blocks
+        delete = blocks.delete_unused if self.saved else blocks.delete_unused_later
+        delete(blocks.keys(before))
 
     def _save(self, state: SessionState) -> None:
         self.version, self._write = self.sessions.storage.save(self, state)

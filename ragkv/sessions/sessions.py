@@ -265,8 +265,7 @@ class Sessions(Closing):
 
     def begin(self, folder: Path | None = None) -> None:
         """Delete what earlier processes left that is too old or in no session. Replicas that share
-        sessions do that again and again. A file in `folder` names the deleted blocks of which the
-        other replicas were not told yet.
+        sessions do that again and again; a file in `folder` has what others were not told of yet.
         """
         if self.storage.shared:
             # Imported by name: that package is above this one, and one machine alone never needs it.
