@@ -347,7 +347,7 @@ def layers_ahead(load_s: float, compute_s: float, layers: int) -> int:
 @dataclass(eq=False)
 class Speeds:
     """Running means of how fast an engine reads and computes; `None` before the first
-    measurement.
+    measurement. Read-ahead follows them and not the controller's profile, which may be missing.
     """
 
     _byte_s: float | None = field(default=None, init=False)
