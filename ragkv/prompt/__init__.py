@@ -6,7 +6,7 @@ The steps are intake, prompt, look-up and plan, prefill, answer.
 from .answer import ActiveAnswer, OwnModel
 from .backend import NO_PREFILL, AnswerBackend, AnswerEvents, StartedAnswer
 from .citations import cite
-from .intake import MAX_LOGPROBS, Intake
+from .intake import MAX_LOGPROBS, Intake, check_names
 from .lookup import Lookup
 from .prefill import Prefiller
 from .prefix_blocks import PrefixBlocks
@@ -44,6 +44,7 @@ __all__ = [
     "SharedModel",
     "Task",
     "TurnKV",
+    "check_names",
     "cite",
     "stored_ids",
 ]

@@ -98,7 +98,7 @@ class Intake:
 
         Raises `InputError`, also for an option that is not in `known`.
         """
-        _check_names(options, known)
+        check_names(options, known)
         claim = self.claim(options)
         request = Request(
             question=self.token_ids(question),
@@ -195,8 +195,8 @@ class Intake:
             )
 
 
-def _check_names(options: Mapping[str, Any], known: type[PrefillOptions]) -> None:
-    """Python does not check the names of a TypedDict's keys, so this does."""
+def check_names(options: Mapping[str, Any], known: type[PrefillOptions]) -> None:
+    """Raise `InputError` for a name that is not in `known`: Python does not check a TypedDict's."""
     for name in options.keys() - known.__annotations__.keys():
         near = get_close_matches(name, known.__annotations__, n=1)
         hint = (

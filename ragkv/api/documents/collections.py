@@ -230,7 +230,8 @@ class Collections(Closing):
         self, name: str, texts: Iterable[str], since: int | None = None
     ) -> None:
         """Delete the KV of those `texts` that were deleted from the collection `name` while their KV
-        was computed. `since`: `deletions` before they were read; `None`: not known.
+        was computed. `since`: `deletion_count` before they were read; `None`:
+        not known.
 
         An answer ends with this, so it waits for no change: a change under way deletes them at its
         end.
@@ -349,8 +350,8 @@ class Collections(Closing):
         self.journal.add(self._keys(passage.text for passage in passages))
 
     def _take_out(self, keys: Sequence[EntryKey]) -> None:
-        """Take the notes of texts that are held out of the journal. Without that they would be
-        encoded once more.
+        """Remove from the journal the notes of texts that a collection holds: a note that stays
+        has their KV deleted and encoded once more.
         """
         try:
             self.journal.remove(keys)

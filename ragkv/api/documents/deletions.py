@@ -206,7 +206,9 @@ class DeletionFollower(Closing):
         self._thread = threading.Thread(target=self._run, name="ragkv-deletions", daemon=True)
 
     def start(self) -> None:
-        """Follow on a thread of its own until `close`."""
+        """Follow on a thread of its own until `close`. Raises `RuntimeError` if the system has no
+        thread to give: a replica that follows no deletions must not answer.
+        """
         self._thread.start()
 
     def follow(self) -> None:

@@ -12,7 +12,7 @@ from typing import Literal, Unpack, cast, get_args
 
 from ragkv.engine import Engine
 from ragkv.errors import InputError
-from ragkv.prompt import AnswerOptions
+from ragkv.prompt import AnswerOptions, check_names
 from ragkv.retrieval import Hit, Index, Passage, Where
 from ragkv.runtime import Check, Closing, no_check
 from ragkv.runtime.arguments import check_words
@@ -81,6 +81,7 @@ class Rag(Closing):
         """
         if isinstance(before, Session):
             before = question_before(before, self.engine.tokenizer)
+        _check_order(order)
         query = follow_up(question, before) if before else question
         hits = self.index.search(query, k, retriever=retriever, where=where, check=check)
         return self.in_order(hits, order)
@@ -92,11 +93,8 @@ class Rag(Closing):
         `None` is best last, next to the question (docs/research/selection.md). Raises `InputError` for an
         unknown order.
         """
-        if order is None:
-            order = "best-last"
-        if order not in get_args(Order):
-            raise InputError(f"Unknown order {order!r}. Known: {', '.join(get_args(Order))}.")
-        if order == "best-last":
+        _check_order(order)
+        if order in (None, "best-last"):
             hits = hits[::-1]
         elif order == "document":
             positions = self.index.contents.positions({hit.passage.document_id for hit in hits})
@@ -143,22 +141,27 @@ class Rag(Closing):
     def _searched(
         self, question: str, k: int, session: Session | None, options: RagOptions
     ) -> tuple[tuple[Hit, ...], AnswerOptions]:
-        """The passages for a question that is answered next, and the options of its answer: the
-        search counts for the deadline.
+        """The passages for a question, and the options with which it is answered. The search takes
+        its time from the answer's deadline. What the engine would refuse is refused before.
         """
         check_words("question", question)
-        claim = self.engine.parts.intake.claim(options)
+        check_names(options, RagOptions)
+        retriever = options.pop("retriever", None)
+        where = options.pop("where", None)
+        order = options.pop("order", None)
+        of_answer = cast("AnswerOptions", options)
+        request = self.engine.parts.intake.answer_request(question, (), of_answer)
+        of_answer["claim"] = request.claim
+        of_answer["stop"] = request.stop  # an iterator is read only once
         hits = self.retrieve(
             question,
             k,
-            retriever=options.pop("retriever", None),
-            where=options.pop("where", None),
-            order=options.pop("order", None),
+            retriever=retriever,
+            where=where,
+            order=order,
             before=session,
-            check=claim.check,
+            check=request.claim.check,
         )
-        of_answer = cast("AnswerOptions", options)
-        of_answer["claim"] = claim
         return hits, of_answer
 
     def chunks_of(self, hits: Sequence[Hit]) -> list[Chunk]:
@@ -169,3 +172,8 @@ class Rag(Closing):
         """The engine's chunk of a passage."""
         place = {"source": passage.source, "document": passage.document_id, "span": passage.span}
         return self.engine.chunk(passage.text, {**passage.metadata, **place})
+
+
+def _check_order(order: str | None) -> None:
+    if order is not None and order not in get_args(Order):
+        raise InputError(f"Unknown order {order!r}. Known: {', '.join(get_args(Order))}.")

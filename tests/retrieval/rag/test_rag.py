@@ -16,6 +16,7 @@ from ragkv.errors import CancelledError, DeadlineError, InputError, RagKVError
 from ragkv.retrieval import Document
 from ragkv.retrieval.rag import Corpus, Rag, sweep
 from tests.cli.conftest import model_folder  # noqa: F401 - a fixture
+from tests.faults import raising
 
 DOCUMENTS = [
     Document("a", "The town of Marl was founded by Ada Quill in 1820.", "a.txt", {"year": 1820}),
@@ -168,3 +169,31 @@ def test_the_search_counts_for_the_first_tokens_time(rag: Rag) -> None:
         patch.setattr(rag.index, "search", search, raising=True)
         timing = rag.ask("Who founded Marl?", max_new_tokens=1).answer.timing
     assert timing.first_token_s >= 0.2 + timing.queue_s + timing.lookup_s
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (dict(retreiver="bm25"), "Did you mean 'retriever'"),
+        (dict(xyz=1), "order.*retriever.*where"),
+        (dict(max_new_tokens=0), "max_new_tokens is 0"),
+        (dict(ratio=2.0), "ratio"),
+        (dict(order="worst"), "best-last"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_the_search(
+    rag: Rag, options: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(rag.index), "search", raising(AssertionError("it searched")))
+    with pytest.raises(InputError, match=says):
+        rag.ask("Who founded Marl?", **options)
+    with pytest.raises(InputError, match=says):
+        next(rag.stream("Who founded Marl?", **options))
+
+
+def test_stop_strings_may_come_from_an_iterator(rag: Rag) -> None:
+    rag.corpus.ingest(DOCUMENTS)
+    whole = rag.ask("Who founded Marl?", max_new_tokens=8).answer.text
+    stop = whole[len(whole) // 2]
+    cut = rag.ask("Who founded Marl?", max_new_tokens=8, stop=iter([stop])).answer.text
+    assert whole and cut == whole[: whole.index(stop)]
