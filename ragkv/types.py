@@ -3,7 +3,7 @@ they hold.
 """
 
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -60,11 +60,6 @@ class Text(Chunk):
     opening: bool = False
 
 
-def numbered(chunks: Iterable[Chunk]) -> tuple[Chunk, ...]:
-    """The chunks without the `Text` among them: spans and citations give the index into these."""
-    return tuple(chunk for chunk in chunks if not isinstance(chunk, Text))
-
-
 @dataclass(frozen=True, slots=True)
 class Timing:
     """Where the time of one request went, in seconds."""
@@ -116,7 +111,7 @@ class PromptSpan:
     tokens: int
     state: str  # "exact", "fused" or "computed"
     recomputed_at: tuple[int, ...] = ()  # recomputed tokens of a fused span, counted from its start
-    chunk: int | None = None  # index into the request's `numbered` chunks
+    chunk: int | None = None  # index into the request's chunks that are no `Text`
     why: str | None = None  # why a chunk is computed instead of reused
 
     @property
@@ -129,7 +124,7 @@ class PromptSpan:
 class Citation:
     """A place where a chunk contains the answer."""
 
-    chunk: int  # index into the request's `numbered` chunks
+    chunk: int  # index into the request's chunks that are no `Text`
     start: int  # character offsets in the chunk's text
     end: int
     source: str  # the chunk's document, from its metadata; "" if unknown

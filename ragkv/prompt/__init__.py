@@ -10,7 +10,7 @@ from .intake import MAX_LOGPROBS, Intake, check_names
 from .lookup import Lookup
 from .prefill import Prefiller
 from .prefix_blocks import PrefixBlocks
-from .prompt import Prompt, Task, stored_ids
+from .prompt import Prompt, Task, numbered, stored_ids
 from .request import (
     AnswerOptions,
     ChunkLike,
@@ -46,5 +46,6 @@ __all__ = [
     "TurnKV",
     "check_names",
     "cite",
+    "numbered",
     "stored_ids",
 ]

@@ -9,7 +9,9 @@ import re
 from collections.abc import Sequence
 
 from ragkv.runtime.words import Word, words
-from ragkv.types import Chunk, Citation, numbered
+from ragkv.types import Chunk, Citation
+
+from .prompt import numbered
 
 _MARKER = re.compile(r"\[(\d+)\]")  # how an answer names a chunk, by its number from 1
 LEAST_LETTERS = 4  # Shorter words of a script with capitals are mostly "the", "no" and "yes".

@@ -5,7 +5,7 @@ place. History comes before the chunks, so that it is an exact prefix. A `Task` 
 its prompt, which dies with the request.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain, count, zip_longest
 
@@ -13,7 +13,7 @@ from ragkv.config import SessionConfig
 from ragkv.errors import InputError, PromptTooLongError
 from ragkv.prompt.history import Block, History, fitted
 from ragkv.runtime import Claim
-from ragkv.types import Chunk, Excerpt, Text, numbered
+from ragkv.types import Chunk, Excerpt, Text
 
 from .request import Request
 from .template import TemplateRuns
@@ -92,6 +92,11 @@ class Task:
     def claim(self) -> Claim:
         """The request's claim on the model."""
         return self.request.claim
+
+
+def numbered(chunks: Iterable[Chunk]) -> tuple[Chunk, ...]:
+    """The chunks without the `Text` among them: spans and citations give the index into these."""
+    return tuple(chunk for chunk in chunks if not isinstance(chunk, Text))
 
 
 def stored_ids(chunk: Chunk) -> tuple[int, ...]:

@@ -29,11 +29,11 @@ from ragkv.chat import (
 )
 from ragkv.errors import InputError
 from ragkv.model.decode.token_text import TokenText
-from ragkv.prompt import AnswerOptions
+from ragkv.prompt import AnswerOptions, numbered
 from ragkv.prompt.constraints import ResponseFormat
 from ragkv.retrieval import Passage
 from ragkv.runtime import Claim
-from ragkv.types import Citation, numbered
+from ragkv.types import Citation
 
 from .. import answers
 from ..bodies import chat_answer as schemas
