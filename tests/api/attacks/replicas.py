@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -169,6 +169,20 @@ def _described(body: Mapping[str, Any]) -> str:
     return f"{body['error']['code']}: {body['error']['message']}"
 
 
+@contextmanager
+def _unanswered() -> Iterator[None]:
+    """Leaves a request that a replica did not take: it could not be reached, or it closed its idle
+    connections as the request came.
+    """
+    try:
+        yield
+    except httpx.ConnectError:
+        pass
+    except httpx.RemoteProtocolError as error:
+        if "without sending a response" not in str(error):
+            raise
+
+
 @dataclass(slots=True)
 class Talk:
     """A conversation of several turns, spread over the replicas, which is held again and again."""
@@ -190,7 +204,7 @@ class Talk:
                 text = ""
                 end = SHUTTING_DOWN
                 while end.startswith(SHUTTING_DOWN):  # as a proxy does, ask another replica
-                    with suppress(httpx.ConnectError), plain(urls[number % len(urls)]) as client:
+                    with _unanswered(), plain(urls[number % len(urls)]) as client:
                         text, end = chat(client, messages, max_tokens=40, session=session)
                 messages.append({"role": "assistant", "content": text})
                 self.ends.append(end)
