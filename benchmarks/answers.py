@@ -154,8 +154,8 @@ def _ask(
                 if plain.token_ids == drafted.token_ids
                 else [plain.text, drafted.text],
             }
-    engines[0].delete(chunks)
-    engines[1].delete(chunks)
+    engines[0].entries.delete(chunks)
+    engines[1].entries.delete(chunks)
 
 
 def _timed(
