@@ -15,7 +15,7 @@ from ragkv.errors import InputError
 from ragkv.prompt import AnswerOptions, check_names
 from ragkv.retrieval import Hit, Index, Passage, Where
 from ragkv.runtime import Check, Closing, no_check
-from ragkv.runtime.arguments import check_words
+from ragkv.runtime.arguments import check_kind, check_words
 from ragkv.sessions import Session
 from ragkv.types import Answer, Chunk, TokenEvent, brief
 
@@ -145,6 +145,7 @@ class Rag(Closing):
         its time from the answer's deadline. What the engine would refuse is refused before.
         """
         check_words("question", question)
+        check_kind("k", k, int)
         check_names(options, RagOptions)
         retriever = options.pop("retriever", None)
         where = options.pop("where", None)
