@@ -40,6 +40,12 @@ ANSWERED = 192
 PARTS = ("ttft", "overlap", "saving", "kept")
 
 
+def _disk_of(engine: Engine) -> ThrottledTier:
+    (disk,) = (tier for tier in engine.parts.store.tiers if tier.kind == "disk")
+    assert isinstance(disk, ThrottledTier)
+    return disk
+
+
 @contextmanager
 def _nothing_saved() -> Iterator[None]:
     """Meanwhile a turn cuts no blocks, so it saves none."""
@@ -130,7 +136,7 @@ class Bench:
             question = self.turns[-1][0]
             layers = self._layers(engine)
             guess, size = self._compute(engine, session, question)
-            (disk,) = engine.parts.store.tiers
+            disk = _disk_of(engine)
             for ratio in (0.5, 1.0, 2.0):
                 load_s = ratio * guess
                 wanted = layers_ahead(load_s, guess, layers)
@@ -162,7 +168,7 @@ class Bench:
         for what, bandwidth in (("disk", None), ("disk of 20 MB/s", 20e6)):
             with self.engine(disk=True) as engine:
                 if bandwidth is not None:
-                    (disk,) = engine.parts.store.tiers
+                    disk = _disk_of(engine)
                     disk.bandwidth_bytes_per_s = bandwidth
                     disk.writes = True
                 decoded: dict[bool, list[float]] = {True: [], False: []}
@@ -177,7 +183,7 @@ class Bench:
                         if number:
                             decoded[on].append(answer.timing.decode_s)
                             longest[on].append(gap)
-                engine.parts.store.tiers[0].writes = False
+                _disk_of(engine).writes = False
                 engine.flush()
                 written = engine.stats().store.tiers[0].written_bytes
                 for on in (False, True):
@@ -214,7 +220,7 @@ class Bench:
                 ) as engine,
             ):
                 if bandwidth is not None:
-                    disk = engine.parts.store.tiers[1]
+                    disk = _disk_of(engine)
                     disk.bandwidth_bytes_per_s = bandwidth
                     disk.writes = True
                 session = engine.session("s")
@@ -234,7 +240,7 @@ class Bench:
                             end_s,
                         ]
                     )
-                engine.parts.store.tiers[1].writes = False
+                _disk_of(engine).writes = False
                 engine.flush()
                 for row in rows[-3:]:
                     row.append(engine.stats().store.dropped_writes)

@@ -51,7 +51,9 @@ class Storage:
         vars(world.engine.parts.store).pop("speeds", None)
         self.engine.parts.profiler.measure(quick=True)
         if bandwidth is not None:
-            self.engine.parts.store.tiers[0].bandwidth_bytes_per_s = bandwidth
+            (tier,) = self.engine.parts.store.tiers
+            assert isinstance(tier, ThrottledTier)
+            tier.bandwidth_bytes_per_s = bandwidth
 
     def ask(self, **options: Any) -> PrefilledPrompt:
         """A prefill of the prompt."""
@@ -147,7 +149,7 @@ def _decision(found: Reuse, question: int) -> str:
     if found.computed > question:
         parts.append(f"{found.computed - question} computed")
     early = found.recomputed - budget(found.ratio, found.fused + found.recomputed)
-    if found.selector == "attention" and early > 0:
+    if early > 0:
         parts.append(f"{early} early")
     return ", ".join(parts)
 

@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -137,12 +138,11 @@ def _through_batch(adapter: Adapter, prompts: Sequence[PromptKV], steps: int) ->
         with batch.slot(kv) as slot:
             _answer(adapter, lambda token: slot.verify(token)[0], steps)
 
-    batching.decode_rows = counting
-    try:
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            list(pool.map(one, prompts))
-    finally:
-        batching.decode_rows = decode_rows
+    with (
+        mock.patch.object(batching, "decode_rows", counting),
+        ThreadPoolExecutor(len(prompts)) as pool,
+    ):
+        list(pool.map(one, prompts))
     return statistics.fmean(sizes)
 
 

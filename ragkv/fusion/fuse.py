@@ -74,12 +74,13 @@ class TokenChoice:
         candidates = plan.candidates
         self.selector = selector
         self.wanted = selector.wanted(plan.ratio, len(candidates))
-        # indices of the candidates that are computed from layer 0 on, (C,) ascending
-        self.first = selector.select(candidates, plan.ratio, seed)
         self.checks = selector.selection is Selection.CHECKING and self.wanted > 0
         self.asked_layers = selector.asked_layers(layers) if self.wanted else range(0)
+        # indices of the candidates that are computed from layer 0 on, (C,) ascending
         if self.asked_layers:
             self.first = beginnings(candidates, min(plan.early, len(candidates) - self.wanted))
+        else:
+            self.first = selector.select(candidates, plan.ratio, seed)
         # layers that may load while the ones below them are recomputed
         self.upper_layers = layers - self.asked_layers.stop if self.asked_layers else 0
         # A span that is computed as a whole need not be read, unless it is compared.

@@ -20,6 +20,7 @@ from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed, s
 from ragkv.control.reasons import Reason
 from ragkv.errors import ProfileError
 from ragkv.fusion import PassResult, Plan, Selector
+from ragkv.fusion.selectors import Attention
 from ragkv.store import Policy
 from tests import reference, tiny_models
 from tests.fixed import fixed
@@ -84,6 +85,15 @@ def test_the_ratio_is_where_recompute_hides_loading(tmp_path: Path) -> None:
     assert reuse.ratio == 0.45  # the step below
     assert (reuse.exact, reuse.fused, reuse.recomputed, reuse.computed) == (41, 66, 54, 8)
     assert "45%" in reuse.decision[0]
+
+
+def test_tokens_are_recomputed_early_while_the_question_waits_to_ask(tmp_path: Path) -> None:
+    """A layer loads in .48 s. The question's rows take .08 s in each of two layers."""
+    asking = Attention((0.0, 0.5))
+    with filed(tmp_path, disk_token_s=0.003) as made:
+        reuse = made.prefill(QUESTION, CHUNKS, selector=asking).reuse
+    assert (reuse.ratio, reuse.recomputed) == (0.15, 18 + 6)
+    assert any(why.startswith("6 more tokens are recomputed") for why in reuse.decision)
 
 
 def test_a_ratio_given_in_the_call_is_used_as_it_is_and_reuse_without_a_ratio_needs_no_decision(

@@ -13,10 +13,11 @@ from transformers import DynamicCache
 from ragkv import Engine
 from ragkv.control.controller import Controller
 from ragkv.control.method import Method
-from ragkv.fusion import LayerReader, Plan, make_selector
+from ragkv.fusion import LayerReader, Plan, Span, SpanKind, SpanState, make_selector
+from ragkv.fusion.fuse import TokenChoice
 from ragkv.fusion.pipeline import UNMEASURED
 from ragkv.fusion.selectors import Attention, budget
-from ragkv.model import Adapter
+from ragkv.model import Adapter, Rows, grown, run_layer
 from tests import tiny_models
 from tests.fusion import helpers
 from tests.fusion.helpers import CHUNKS, QUESTION, N
@@ -147,6 +148,45 @@ def test_early_tokens_are_recomputed_while_the_question_waits_and_then_with_the_
                 assert torch.allclose(kv, first, atol=1e-4 * float(first.abs().max()))
             elif layer > ASKED.stop:  # fresh from what the chosen ones are there
                 assert not torch.allclose(kv, stored, atol=1e-3)
+
+
+@pytest.mark.usefixtures("early")
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mistral"])
+def test_with_early_tokens_a_prompt_is_that_of_two_passes_one_after_the_other(family: str) -> None:
+    with helpers.engine(family) as engine, torch.no_grad():
+        adapter = engine.model.adapter
+        prefill = engine.prefill(QUESTION, CHUNKS, selector="attention", ratio=0.2)
+        early = engine.prefill(QUESTION, CHUNKS, selector="first-k", ratio=EARLY / N).selected
+        kv = grown(engine.prefill(QUESTION, CHUNKS, selector="none").kv, 0)
+        length = len(prefill.token_ids)
+        tables = adapter.rope.tables(length)
+
+        def through(positions: torch.Tensor, hidden: torch.Tensor, layers: range) -> torch.Tensor:
+            for layer in layers:
+                hidden = run_layer(adapter, layer, hidden, Rows.of(positions), kv, tables)
+            return hidden
+
+        question = torch.arange(length - len(QUESTION), length)
+        lower = range(ASKED.stop)
+        first = torch.cat((early, question))
+        asking = through(first, adapter.embed(prefill.token_ids[first]), lower)
+        chosen = prefill.selected[~torch.isin(prefill.selected, early)]
+        second = torch.cat((chosen, question))
+        hidden = through(second, adapter.embed(prefill.token_ids[second]), lower)
+        rows = torch.cat((early, second)).sort()
+        hidden = torch.cat((asking[:, :EARLY], hidden), dim=1)[:, rows.indices]
+        hidden = through(rows.values, hidden, range(ASKED.stop, LAYERS))
+        logits = adapter.logits(hidden[:, -1:])[0]
+    assert torch.allclose(prefill.logits, logits, atol=1e-4 * float(logits.abs().max()))
+
+
+def test_a_layer_computes_the_early_tokens_and_the_chosen_ones_at_most() -> None:
+    spans = (
+        Span(SpanKind.CHUNK, 0, 100, SpanState.FUSED),
+        Span(SpanKind.QUESTION, 100, 110, SpanState.COMPUTED),
+    )
+    plan = replace(Plan.of(torch.arange(110), spans), ratio=0.2, early=EARLY)
+    assert TokenChoice(plan, Attention(), 0, LAYERS).most_rows == 10 + EARLY + 20
 
 
 @pytest.mark.usefixtures("early")
