@@ -116,8 +116,8 @@ class Tenant(Closing):
 
     @property
     def encodes(self) -> bool:
-        """Whether KV is computed in the background, or waits for that."""
-        return self.engine.entries.background.busy
+        """Whether KV is computed in the background, waits for that, or is looked for."""
+        return self.collections.resumes or self.engine.entries.background.busy
 
     def close(self) -> None:
         """Write everything and close. Chunks that wait for their KV stay misses."""

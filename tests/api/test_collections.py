@@ -14,6 +14,7 @@ from fastapi.testclient import TestClient
 
 from ragkv import Engine
 from ragkv.api.answers import AnswerJob
+from ragkv.api.documents.collections import Collections
 from ragkv.api.documents.upload_parsing import Parsed
 from ragkv.api.keys import ANONYMOUS, KeyFile
 from ragkv.api.settings import LimitsConfig
@@ -302,6 +303,31 @@ def test_a_tenant_that_is_closed_for_another_computes_no_kv_that_waits(
     flushed = list[object]()
     monkeypatch.setattr(BackgroundEncoder, "flush", flushed.append)
     assert other.get("/v1/stats").status_code == 200 and flushed == []
+
+
+@pytest.mark.parametrize("left", [(BackgroundEncoder, "busy"), (Collections, "resumes")])
+def test_kv_that_waits_when_a_tenant_is_closed_is_computed_when_it_is_opened_again(
+    two: tuple[TestClient, TestClient], monkeypatch: pytest.MonkeyPatch, left: tuple[type, str]
+) -> None:
+    one, other = two
+    filled(one)
+    tenants = service_of(one.app).tenants  # type: ignore[arg-type]
+    tenants.opened()["alpha"].engine.entries.delete(FACTS)
+    with monkeypatch.context() as patch:
+        patch.setattr(*left, True)
+        other.get("/v1/stats")
+        wait_until(lambda: set(tenants.opened()) == {"beta"})
+        one.get("/v1/stats")
+    lacking = tenants.opened()["alpha"].engine.entries.lacking
+    wait_until(lambda: not any(lacking(FACTS)))
+
+
+def test_a_tenant_is_opened_without_a_thread_that_looks_for_kv_that_was_left_out(
+    two: tuple[TestClient, TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ragkv.api.documents.collections.begun", lambda *_: None)
+    for client in two:  # the first one is closed again
+        assert client.get("/v1/collections").status_code == 200
 
 
 def test_a_request_waits_for_the_place_of_another_tenant_until_its_deadline(

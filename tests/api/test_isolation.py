@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from ragkv.api.documents.collections import Collections
+from ragkv.api.documents.deletions import DeletionFollower
 from ragkv.api.keys import Quota
 from ragkv.config import MIB
 from tests.faults import raising
@@ -225,6 +225,6 @@ def test_a_tenant_that_could_not_be_opened_is_opened_by_the_next_request(
 ) -> None:
     client, a, _ = two_keys
     with monkeypatch.context() as patch:
-        patch.setattr(Collections, "resume", raising(RuntimeError("can't start new thread")))
+        patch.setattr(DeletionFollower, "start", raising(RuntimeError("can't start new thread")))
         assert client.get("/v1/collections", headers=a).status_code == 500
     assert client.get("/v1/collections", headers=a).status_code == 200

@@ -30,6 +30,7 @@ from ragkv.runtime import (
     OpenPool,
     PausingCheck,
     acquired,
+    begun,
     no_check,
     stop_of,
 )
@@ -49,6 +50,7 @@ AT_ONCE_S = 5.0
 # After a start the KV of at most `RESUMED` passages is made without a question: they wait in
 # memory.
 RESUMED = 4096
+LATER = "the KV that an interrupted ingestion left out is computed when questions need it"
 # The most bytes of vectors in memory, of the open collections of all tenants together. A single
 # collection may have more.
 OPEN_BYTES = 512 * MIB
@@ -102,7 +104,7 @@ class Collections(Closing):
         self._computed_late = set[str]()
         self._guard = threading.Lock()  # of `_computed_late`
         self._closing = threading.Event()
-        self._resuming = threading.Thread(target=self._resume, name="ragkv-resume", daemon=True)
+        self._resuming: threading.Thread | None = None
         # Folders of deleted collections whose KV may still be there, and why it is: at first those
         # whose deletion a kill interrupted.
         self._unfinished = dict.fromkeys(self.folders.leftovers(), "")
@@ -211,7 +213,12 @@ class Collections(Closing):
         """Begin to compute the KV that an interrupted ingestion left out: in the background, behind
         all else.
         """
-        self._resuming.start()
+        self._resuming = begun(self._resume, "ragkv-resume", LATER)
+
+    @property
+    def resumes(self) -> bool:
+        """Whether it still looks for what an interrupted ingestion left out."""
+        return self._resuming is not None and self._resuming.is_alive()
 
     def delete_documents(
         self, rag: Rag, document_ids: Sequence[str], check: Check = no_check
@@ -230,8 +237,7 @@ class Collections(Closing):
         self, name: str, texts: Iterable[str], since: int | None = None
     ) -> None:
         """Delete the KV of those `texts` that were deleted from the collection `name` while their KV
-        was computed. `since`: `deletion_count` before they were read; `None`:
-        not known.
+        was computed. `since` is `deletion_count` before they were read; `None`: not known.
 
         An answer ends with this, so it waits for no change: a change under way deletes them at its
         end.
@@ -275,7 +281,7 @@ class Collections(Closing):
     def close(self) -> None:
         """Close the open collections."""
         self._closing.set()
-        if self._resuming.is_alive():
+        if self._resuming is not None:
             self._resuming.join()
         for key in self._opened():
             self._pool.close_one(key, wait=False)
@@ -301,9 +307,7 @@ class Collections(Closing):
                 self.delete_kv_of_deleted(name, lacking)
                 left -= len(lacking)
         except Exception:
-            log.exception(
-                "The KV that an interrupted ingestion left out is computed when questions need it."
-            )
+            log.exception("Not all passages were looked at: %s.", LATER)
         if left < RESUMED:
             log.info("%d passages have no KV yet: it is computed between requests.", RESUMED - left)
 

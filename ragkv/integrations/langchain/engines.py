@@ -18,6 +18,7 @@ from ragkv.engine import Engine
 from ragkv.errors import RagKVError
 from ragkv.home import KnownHome, model_or_default
 from ragkv.model.decode.token_text import TokenText
+from ragkv.runtime import begun
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class SharedEngine(ChatEngine):
 
     def warm_known(self) -> None:
         """Tokenize the known texts and compute their KV in the background."""
-        threading.Thread(target=self._warm_soon, name="ragkv-corpus", daemon=True).start()
+        begun(self._warm_soon, "ragkv-corpus", "what has no stored KV is computed when it is asked")
 
     def _warm_soon(self) -> None:
         try:
