@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from ragkv.config import MIB
 from ragkv.engine import Engine
 from ragkv.errors import PromptTooLongError
+from ragkv.prompt import numbered
 from ragkv.runtime import cached_by_bytes
 from ragkv.sessions import Session
 from ragkv.types import Answer, Chunk, Text, TokenEvent
@@ -70,7 +71,7 @@ class ChatPrompt:
     @property
     def documents(self) -> tuple[Chunk, ...]:
         """The chunks without the text between them."""
-        return tuple(chunk for chunk in self.chunks if not isinstance(chunk, Text))
+        return numbered(self.chunks)
 
 
 @dataclass(frozen=True, slots=True)

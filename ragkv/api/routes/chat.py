@@ -29,7 +29,7 @@ from ragkv.chat import (
 )
 from ragkv.errors import InputError
 from ragkv.model.decode.token_text import TokenText
-from ragkv.prompt import AnswerOptions, numbered
+from ragkv.prompt import AnswerOptions
 from ragkv.prompt.constraints import ResponseFormat
 from ragkv.retrieval import Passage
 from ragkv.runtime import Claim
@@ -258,7 +258,7 @@ class ChatCompletion:
     ) -> schemas.ChatResponse:
         answer = made.answer
         calls = made.found.calls
-        numbers = [chunk.metadata.get("number") for chunk in numbered(prompt.chunks)]
+        numbers = [chunk.metadata.get("number") for chunk in prompt.documents]
         report = AnswerReport(
             **answers.answer_fields(answer, content, sources, cited, numbers, self.body.session_id),
             notes=[*self.notes, *notes],

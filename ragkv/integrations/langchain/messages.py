@@ -43,7 +43,6 @@ from ragkv.chat import (
 )
 from ragkv.errors import InputError, UnsupportedError
 from ragkv.model.decode.token_text import TokenText
-from ragkv.prompt import cite
 from ragkv.types import Answer, TokenEvent, TokenLogprob
 
 _IGNORED_BLOCKS = (
@@ -293,7 +292,7 @@ def _kv_cache(answer: Answer, prompt: ChatPrompt) -> dict[str, Any]:
         "reuse": asdict(reuse),
         "timing": asdict(answer.timing),
         "documents": [dict(chunk.metadata) for chunk in prompt.documents],
-        "citations": [asdict(citation) for citation in cite(answer.text, prompt.documents)],
+        "citations": [asdict(citation) for citation in answer.citations],
         "conversation": {
             "session": None
             if conversation is None or conversation.by_content

@@ -27,7 +27,7 @@ from ragkv.prompt import (
 )
 from ragkv.prompt.history import Part, PartKind
 from ragkv.scheduling import Scheduler
-from ragkv.types import Answer, Text, TokenEvent
+from ragkv.types import Answer, TokenEvent
 
 from .prompt_report import differences, prompt_report
 from .salts import SECRET_VARIABLE, proof, salted, shared_secret
@@ -107,7 +107,7 @@ class VllmBackend:
         answer = self._server.report(name, check)
         report = self._report(task, answer, sent_s, first_token_s)
         if report.reuse.missed_chunks:
-            chunks = [stored_ids(one) for one in prompt.chunks if not isinstance(one, Text)]
+            chunks = [stored_ids(chunk) for chunk in prompt.numbered]
             self._entries.warm_soon([ids for ids in chunks if not self._entries.has(ids)])
         return report, stream, first
 
