@@ -127,7 +127,7 @@ class ConversationFinder:
         self._delete_soon()
 
     def _count(self, name: str, generation: int) -> None:
-        """Count a saved session, or delete it if all were cleared while it was saved. At times
+        """Count a saved session, or delete it if all were deleted while it was saved. At times
         delete old ones.
         """
         with self._lock:
@@ -148,8 +148,8 @@ class ConversationFinder:
         with self._lock:
             ordered = self._to_delete.copy()
             generation = self._generation
-            clears = self._confirmed < generation
-        names = {*ordered, *(self._saved_names() if clears else ())}
+            is_all = self._confirmed < generation
+        names = {*ordered, *(self._saved_names() if is_all else ())}
         if names:
             self._engine.sessions.delete_all(names)
         with self._lock:  # what was ordered meanwhile is not confirmed by this
