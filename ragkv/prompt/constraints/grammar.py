@@ -239,13 +239,15 @@ def _tried(parts: Sequence[tuple[str, str]], check: Check) -> int:
             giving = begun(give, "ragkv-form", "the request's own thread writes the form")
             if giving is None:
                 give()
-            while (told := _told(process)) is None:
+            told = None
+            while told is None:
                 check()
                 if time.monotonic() > ends:
                     raise DeadlineError(
                         f"The form of the answer was not compiled within {WAIT_S:g} s, because the "
                         "machine is busy. Ask again."
                     )
+                told = _told(process)
         finally:
             process.kill()
             if giving is not None:
