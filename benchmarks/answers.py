@@ -1,9 +1,9 @@
 """Whole answers of a real model with and without drafts, by kind of answer: time, accepted drafts,
 the same tokens?
 
-    python -m benchmarks.answers --data FOLDER --passages 12 --tokens 100             # full and
-    fused python -m benchmarks.answers --data FOLDER --passages 1 --tokens 28 --ways fused
-    --questions 125 --half test
+    python -m benchmarks.answers --data FOLDER --passages 12 --tokens 100  # full and fused
+    python -m benchmarks.answers --data FOLDER --passages 1 --tokens 28 --ways fused \\
+        --questions 125 --half test
 
 FOLDER has XQuAD as published. The ways and drafts of a question alternate. Times are of the
 processor, in the thread that computes, unless `--wall`; a token's time leaves the first one out.

@@ -1,7 +1,7 @@
 """The time to encode chunks for the store, and the time of transformers for the same tokens.
 
-    python -m benchmarks.ingest [--quick] [--threads 2] [--shape qwen2.5-0.5b] [--layers 24]
-    [--dtype auto]
+    python -m benchmarks.ingest [--quick] [--threads 2] [--shape qwen2.5-0.5b] [--layers 24] \\
+        [--dtype auto]
 
 The baseline is the model of transformers without its head, over the same chunks in batches of the
 same number of tokens, with a cache; it stores nothing, and computes in float32 where the processor

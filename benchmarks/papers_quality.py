@@ -1,9 +1,9 @@
 """Quality against first-token time on published question sets: the CacheBlend paper's figures 12
 and 13.
 
-    python -m benchmarks.papers_quality --model mistralai/Mistral-7B-Instruct-v0.2 2wikimqa.jsonl
-    musique.jsonl python -m benchmarks.papers_quality --model smollm2 --questions 20
-    musique_s_100.json    # a model in a package
+    python -m benchmarks.papers_quality --model mistralai/Mistral-7B-Instruct-v0.2 \\
+        2wikimqa.jsonl musique.jsonl
+    python -m benchmarks.papers_quality --model smollm2 --questions 20 musique_s_100.json
 
 Sets are files as published: LongBench's JSON lines (2wikimqa, hotpotqa, musique, samsum, multi_news
 ...), HotpotQA's, 2WikiMultihopQA's and MuSiQue's own; docs/research/papers_quality.md says where they are.

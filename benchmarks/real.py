@@ -1,14 +1,16 @@
 """Quality and first token on a real language model, against its own full prefill: the judge of
 every default.
 
-    python -m benchmarks.real --data FOLDER                                     # SmolLM2, XQuAD,
-    dev questions python -m benchmarks.real --data FOLDER --model gemma3 --sets xquad long --half
-    test --questions 200 python -m benchmarks.real --data FOLDER --selectors hkvd attention
-    --ratios .05 .15 \\
-        --forms alone:fusion.stored_kv=alone expected:fusion.stored_kv=expected # the same with KV
-        stored in two ways
-    python -m benchmarks.real --data FOLDER --sets needles --half test --export OUT # documents,
-    questions
+    # SmolLM2, the dev questions of XQuAD
+    python -m benchmarks.real --data FOLDER
+    # another model, two sets, test questions
+    python -m benchmarks.real --data FOLDER --model gemma3 --sets xquad long --half test \\
+        --questions 200
+    # two selectors over KV that is stored in two ways
+    python -m benchmarks.real --data FOLDER --selectors hkvd attention --ratios .05 .15 \\
+        --forms alone:fusion.stored_kv=alone expected:fusion.stored_kv=expected
+    # the set as documents and questions for `ragkv ingest` and `ragkv gate`
+    python -m benchmarks.real --data FOLDER --sets needles --half test --export OUT
 
 MODEL is a folder, a GGUF file, a hub id, or `smollm2`, `gemma3` or `qwen2.5-coder` (1.5B), whose
 packages are found if they are installed. FOLDER has the sets as published (`real_sets.py`). For

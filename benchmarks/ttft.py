@@ -1,12 +1,16 @@
 """TTFT of a fused prefill against full prefills: ratio x chunks x length x tier, baselines in the
 same run.
 
-    python -m benchmarks.ttft [--quick] [--peak]                        6 x 512 tokens, all methods
-    python -m benchmarks.ttft --lengths 3 6 12 24 --tokens 128 512 1024  how the gain grows with
-    length python -m benchmarks.ttft --tiers memory disk redis s3               entries that
-    replicas share python -m benchmarks.ttft --codecs raw int8                         int8 entries
-    against bfloat16 entries python -m benchmarks.ttft --device cuda
-    Llama-3-8B shape, page-locked memory and disk
+    # 6 x 512 tokens, all methods
+    python -m benchmarks.ttft [--quick] [--peak]
+    # how the gain grows with length
+    python -m benchmarks.ttft --lengths 3 6 12 24 --tokens 128 512 1024
+    # entries that replicas share
+    python -m benchmarks.ttft --tiers memory disk redis s3
+    # int8 entries against bfloat16 entries
+    python -m benchmarks.ttft --codecs raw int8
+    # Llama-3-8B's shape, page-locked memory and disk
+    python -m benchmarks.ttft --device cuda
 
 SmolLM2, or real architectures with random weights, and random entries (neither changes time); one
 question of 32 tokens, batch 1. Baselines are our own full recompute, our own prefix caching, which knows the first

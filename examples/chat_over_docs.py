@@ -5,8 +5,7 @@ The history's KV is reused from turn to turn. If a prompt would overflow the con
 drops the documents of past turns, the oldest first, and goes on with the KV of the rest. The
 default `--context` is small enough to show that.
 
-    python examples/chat_over_docs.py [--model PATH] [--docs FOLDER] [--turns N]       (or
-    --interactive)
+    python examples/chat_over_docs.py [--model PATH] [--docs FOLDER] [--turns N | --interactive]
 """
 
 import argparse

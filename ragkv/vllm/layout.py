@@ -3,8 +3,8 @@ of tokens that vLLM is promised.
 
 A request may name its chunks and how they are fused in `kv_transfer_params`:
 
-    {"ragkv": {"chunks": [[1, 513], [513, 1025]], "ratio": 0.15, "selector": "hkvd", "reuse":
-    "fused"}}
+    {"ragkv": {"chunks": [[1, 513], [513, 1025]],
+               "ratio": 0.15, "selector": "hkvd", "reuse": "fused"}}
 
 Each part may be left out. Without `chunks` the stored chunks are searched in the prompt; `reuse`
 "none" lets vLLM compute everything. `keep` stores the prompt's KV for the next turn of its

@@ -1,7 +1,7 @@
 """Answers that must have a form: a JSON object, or JSON that a schema allows.
 
-    form = ResponseFormat.json_schema({"type": "object", "properties": {"year": {"type":
-    "integer"}}}) engine.answer(question, chunks, response_format=form)
+    year = {"type": "object", "properties": {"year": {"type": "integer"}}}
+    engine.answer(question, chunks, response_format=ResponseFormat.json_schema(year))
 
 `grammar.Grammars` compiles a form for one tokenizer. Each answer gets its own `TokenConstraint`:
 before a token is chosen, it forbids the tokens that the form does not allow. The package knows no

@@ -1,11 +1,8 @@
 """The files of the disk tier: their names, how they are listed, written, evicted and deleted.
 
-    writer.lock, writer.txt   the lock of the one writing process, and who it is (`writer_lock.py`)
-
-    tmp/                      files being written; at open, those that a killed writer left
-
-    entries/ab/ab12...kv      complete, durable files, named by their key
-
+    writer.lock, writer.txt             the lock of the one writing process, and who it is
+    tmp/                                files being written; at open, those that a killed writer left
+    entries/ab/ab12...kv                complete, durable files, named by their key
     entries/ab/ab12....GROUP.INDEX.kv   a conversation's block, named by its place, too
 
 The files alone say what is stored. A name has what the policy must know. The size and the time of
