@@ -308,7 +308,7 @@ def served(engine: Engine, question: str, chunks: Sequence[Chunk], way: Way) -> 
             return engine.prefill(question, chunks, **way.options)
     asking = Remembering()
     first = engine.prefill(question, chunks, selector=asking, ratio=RATIO * way.first_share)
-    rows = len(engine.parts.intake.token_ids(question))
+    rows = len(engine.token_ids(question))
     again = attention_of_last(engine, first, rows)[asking.candidates]
     wanted = budget(RATIO, len(asking.candidates)) - len(first.selected)
     again[torch.isin(asking.candidates, first.selected)] = -1.0

@@ -264,7 +264,7 @@ def attention_deviation(bench: Bench) -> Iterator[Row]:
     with bench.engine.with_config(ALONE) as engine:
         for one in asked:
             question = reader.question(one)
-            rows = len(engine.parts.intake.token_ids(question))
+            rows = len(engine.token_ids(question))
             chunks = [engine.chunk(text) for text in one.passages]
             full = engine.prefill(question, chunks, reuse="none")
             wanted = attention_of_last(engine, full, rows)

@@ -17,6 +17,7 @@ from typing import Any, Self, Unpack
 
 from .assembly import BackendMaker, assembled
 from .config import EngineConfig
+from .control import Method
 from .engine_stats import EngineStats
 from .entries import Entries
 from .errors import RagKVError
@@ -105,12 +106,7 @@ class Engine(Closing):
         finds them, too. It waits no longer than until another request comes or the deadline
         passes. To measure the time of an answer, use `stream`.
         """
-        request = self.parts.intake.answer_request(question, chunks, options)
-        *_, answer = self._events(request, session)
-        assert isinstance(answer, Answer)
-        if answer.reuse.missed_chunks:
-            self.settle(request.claim)
-        return answer
+        return self.answer_to(self.request(question, chunks, **options), session)
 
     def stream(
         self,
@@ -127,10 +123,31 @@ class Engine(Closing):
         `InputError`, `PromptTooLongError`, `QueueFullError`, `DeadlineError` and `CancelledError`;
         then everything the request held is released and its session is as it was.
         """
-        request = self.parts.intake.answer_request(question, chunks, options)
-        yield from self._events(request, session)
+        yield from self.events(self.request(question, chunks, **options), session)
 
-    def _events(self, request: Request, session: Session | None) -> AnswerEvents:
+    def request(
+        self,
+        question: str | Sequence[int],
+        chunks: Sequence[ChunkLike] = (),
+        **options: Unpack[AnswerOptions],
+    ) -> Request:
+        """A checked request, whose `claim` begins now. `stream` and `answer` make one themselves.
+
+        Make one where its claim must end earlier work, too, such as the search for its chunks
+        (`Request.over`). Raises `InputError`.
+        """
+        return self.parts.intake.answer_request(question, chunks, options)
+
+    def answer_to(self, request: Request, session: Session | None = None) -> Answer:
+        """What `answer` returns, for a request that was made before."""
+        *_, answer = self.events(request, session)
+        assert isinstance(answer, Answer)
+        if answer.reuse.missed_chunks:
+            self.settle(request.claim)
+        return answer
+
+    def events(self, request: Request, session: Session | None = None) -> AnswerEvents:
+        """What `stream` yields, for a request that was made before."""
         with self._started(request, session) as (turn, answer):
             if request.on_prefill is not None:
                 request.on_prefill(answer.report)
@@ -232,6 +249,14 @@ class Engine(Closing):
         """
         self._check_open()
         return type(self)(self.model, config=config, backend=backend)
+
+    def token_ids(self, text_or_ids: str | Sequence[int]) -> tuple[int, ...]:
+        """Text as ids, without special tokens; ids as they are."""
+        return self.parts.intake.token_ids(text_or_ids)
+
+    def method(self, options: Mapping[str, Any] | None = None) -> Method:
+        """How a request with such options has its prompt computed; the default's without any."""
+        return self.parts.controller.methods.of(options or {})
 
     @property
     def tokenizer(self) -> Any | None:

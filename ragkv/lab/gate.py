@@ -237,7 +237,7 @@ def _settings(
     """Every selector at every ratio."""
     chosen = {one.name: one for one in map(make_selector, selectors)}
     if not chosen:
-        names = dict.fromkeys((engine.parts.controller.methods.of({}).selector.name, *SELECTORS))
+        names = dict.fromkeys((engine.method().selector.name, *SELECTORS))
         made = [make_selector(name) for name in names if name != "all"]
         chosen = {one.name: one for one in made}
     ascending = sorted(set(ratios))

@@ -28,7 +28,7 @@ def gate_prompts(rag: Rag, k: int = DEFAULT_K, questions: Sequence[str] = ()) ->
     if questions:
         found = ((question, rag.retrieve(question, k)) for question in questions)
         return [
-            Probe(tuple(rag.chunks_of(hits)), rag.engine.parts.intake.token_ids(question))
+            Probe(tuple(rag.chunks_of(hits)), rag.engine.token_ids(question))
             for question, hits in found
             if len(hits) >= LEAST_CHUNKS
         ]

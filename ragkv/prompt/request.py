@@ -1,8 +1,8 @@
 """A request as values: its options, the checked and tokenized request, and its prompt's report."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 
 import torch
@@ -145,3 +145,7 @@ class Request:
     grammar: "Grammar | None" = None  # constrains the answer
     sampling: Sampling = GREEDY
     on_prefill: Callable[[PromptReport], None] | None = None
+
+    def over(self, chunks: Iterable[Chunk]) -> "Request":
+        """The same over chunks that were searched since it was made: the engine is asked now."""
+        return replace(self, chunks=tuple(chunks), began_s=self.claim.elapsed_s())

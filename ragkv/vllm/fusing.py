@@ -152,7 +152,7 @@ class FusingQueue(Closing):
         """Whether the tokens to recompute depend on the question, so that ragkv must compute it
         too.
         """
-        selector = engine.parts.controller.methods.of(found.options).selector
+        selector = engine.method(found.options).selector
         return found.promised == len(found.token_ids) - 1 or selector.selection is Selection.ASKING
 
 

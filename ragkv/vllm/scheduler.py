@@ -240,7 +240,7 @@ class PromptScheduler:
 
     def _answer(self, name: str) -> dict[str, Any]:
         """What a request gets that asks for a report; it is kept no longer."""
-        method = self._engine.parts.controller.methods.of({})
+        method = self._engine.method()
         ratio = None if method.controlled else method.ratio
         identity = self._engine.entries.encoder.identity
         answer: dict[str, Any] = connector_answer(

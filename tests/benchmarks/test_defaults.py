@@ -87,7 +87,7 @@ def test_the_attention_of_a_prefilled_prompt_is_what_the_question_asked_with() -
         prefill = engine.prefill(ASKED.question, chunks, reuse="none")
         length = len(prefill.token_ids)  # what is behind is not written
         before = [layer[:, :, :length].clone() for layer in prefill.kv.keys]
-        rows = len(engine.parts.intake.token_ids(ASKED.question))
+        rows = len(engine.token_ids(ASKED.question))
         found = default_ways.attention_of_last(engine, prefill, rows)
         assert found.shape == prefill.token_ids.shape
         assert float(found.sum()) == pytest.approx(1.0, abs=1e-5)

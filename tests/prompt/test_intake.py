@@ -39,10 +39,10 @@ def test_the_separator_is_the_settings_unless_the_request_gives_another() -> Non
             ({}, "ab\n\ncd\n\nWhy?"),
             ({"separator": ""}, "abcdWhy?"),
             ({"separator": "; "}, "ab; cd; Why?"),
-            ({"separator": engine.parts.intake.token_ids("; ")}, "ab; cd; Why?"),
+            ({"separator": engine.token_ids("; ")}, "ab; cd; Why?"),
         ]:
             prefill = engine.prefill("Why?", ["ab", "cd"], **how)
-            assert prefill.token_ids.tolist() == [1, *engine.parts.intake.token_ids(wanted)]
+            assert prefill.token_ids.tolist() == [1, *engine.token_ids(wanted)]
             exact, fused, recomputed, computed = counts(prefill.reuse)
             # "ab" leads the prompt, so its first tokens are computed in place
             assert (exact, fused + recomputed, computed) == (1, 2, len(wanted) - 2)
@@ -50,7 +50,7 @@ def test_the_separator_is_the_settings_unless_the_request_gives_another() -> Non
         headed = engine.prefill("Why?", [heading, "ab", heading, "cd"])
         assert headed.token_ids.tolist() == [
             1,
-            *engine.parts.intake.token_ids("## ab## cd\n\nWhy?"),
+            *engine.token_ids("## ab## cd\n\nWhy?"),
         ]
         assert headed.reuse.missed_chunks == 0
 
@@ -59,7 +59,7 @@ def test_a_setting_gives_another_separator_and_ids_need_none() -> None:
     with text_engine(prompt=PromptConfig(separator="|")) as engine:
         assert engine.prefill("?", ["ab"]).token_ids.tolist() == [
             1,
-            *engine.parts.intake.token_ids("ab|?"),
+            *engine.token_ids("ab|?"),
         ]
     with engine_of() as engine:
         assert engine.prefill(Q, [A, B]).token_ids.tolist() == [1, *A, *B, *Q]

@@ -159,7 +159,7 @@ class TestShapes:
             assert ready.metadata == {"source": "x"}
             forms = ["ab", ready, list(ready.token_ids), torch.tensor(ready.token_ids)]
             assert {tuple(engine.prefill("c", [form]).token_ids.tolist()) for form in forms} == {
-                (1, *engine.parts.intake.token_ids("ab\n\nc"))
+                (1, *engine.token_ids("ab\n\nc"))
             }
 
 

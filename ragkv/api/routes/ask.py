@@ -49,7 +49,7 @@ async def ask(body: AskRequest, call: ApiCallDep) -> AskResponse | Response:
             tenant = job.tenant
             with tenant.preparing(claim.check):
                 job.retrieve(body.question, body)
-                question = tenant.engine.parts.intake.token_ids(body.question)
+                question = tenant.engine.token_ids(body.question)
             sources = sources_of(job.found.hits)
             numbers = [source.number for source in sources]
             yield "sources", {"sources": [source.model_dump() for source in sources]}

@@ -61,7 +61,7 @@ async def stats(call: ApiCallDep) -> StatsResponse:
         found = tenant.engine.stats()
         engine = tenant.engine
         remotes = found.remotes.items()
-        method = engine.parts.controller.methods.of({})
+        method = engine.method()
         server = call.service.vllm
         own = {
             "ratio": None if method.controlled else method.ratio,

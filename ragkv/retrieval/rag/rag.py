@@ -12,7 +12,7 @@ from typing import Literal, Unpack, cast, get_args
 
 from ragkv.engine import Engine
 from ragkv.errors import InputError
-from ragkv.prompt import AnswerOptions, check_names
+from ragkv.prompt import AnswerOptions, Request, check_names
 from ragkv.retrieval import Hit, Index, Passage, Where
 from ragkv.runtime import Check, Closing, no_check
 from ragkv.runtime.arguments import check_kind, check_words
@@ -119,9 +119,8 @@ class Rag(Closing):
         for an empty question, and what `Engine.stream` raises. Close a stream that is not read to
         its end.
         """
-        hits, of_answer = self._searched(question, k, session, options)
-        answering = self.engine.stream(question, self.chunks_of(hits), session, **of_answer)
-        with closing(answering) as events:
+        request, hits = self._searched(question, k, session, options)
+        with closing(self.engine.events(request, session)) as events:
             for event in events:
                 yield event if isinstance(event, TokenEvent) else RagAnswer(event, hits)
 
@@ -134,15 +133,16 @@ class Rag(Closing):
         **options: Unpack[RagOptions],
     ) -> RagAnswer:
         """The answer of `stream`, once missed chunks are stored: see `Engine.answer`."""
-        hits, of_answer = self._searched(question, k, session, options)
-        answer = self.engine.answer(question, self.chunks_of(hits), session, **of_answer)
-        return RagAnswer(answer, hits)
+        request, hits = self._searched(question, k, session, options)
+        return RagAnswer(self.engine.answer_to(request, session), hits)
 
     def _searched(
         self, question: str, k: int, session: Session | None, options: RagOptions
-    ) -> tuple[tuple[Hit, ...], AnswerOptions]:
-        """The passages for a question, and the options with which it is answered. The search takes
-        its time from the answer's deadline. What the engine would refuse is refused before.
+    ) -> tuple[Request, tuple[Hit, ...]]:
+        """The request for a question, and the passages that are its chunks.
+
+        The request is made first: what it would refuse is refused before the search, and the search
+        takes its time from the request's deadline.
         """
         check_words("question", question)
         check_kind("k", k, int)
@@ -150,10 +150,7 @@ class Rag(Closing):
         retriever = options.pop("retriever", None)
         where = options.pop("where", None)
         order = options.pop("order", None)
-        of_answer = cast("AnswerOptions", options)
-        request = self.engine.parts.intake.answer_request(question, (), of_answer)
-        of_answer["claim"] = request.claim
-        of_answer["stop"] = request.stop  # an iterator is read only once
+        request = self.engine.request(question, **cast("AnswerOptions", options))
         hits = self.retrieve(
             question,
             k,
@@ -163,7 +160,7 @@ class Rag(Closing):
             before=session,
             check=request.claim.check,
         )
-        return hits, of_answer
+        return request.over(self.chunks_of(hits)), hits
 
     def chunks_of(self, hits: Sequence[Hit]) -> list[Chunk]:
         """The engine's chunks of hits."""
