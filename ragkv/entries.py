@@ -268,7 +268,7 @@ class Entries:
         theirs = replace(identity, context=own.context, tenant=own.tenant)
         is_chunk = theirs == own
         # blocks of conversations are encoded behind no neutral text; chunks were, once
-        is_alone = theirs == replace(own, behind="", codec=identity.codec)
+        is_alone = theirs == replace(own, neutral="", codec=identity.codec)
         return is_chunk or (is_alone and identity.context != own.context)
 
 

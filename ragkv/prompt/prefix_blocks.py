@@ -70,7 +70,7 @@ class PrefixBlocks:
                     continue
             low = at - record.start
             kv = record.kv[:, :, :, low : low + len(ids)].cpu().clone()
-            identity = replace(self.identity, context=name, behind="")
+            identity = replace(self.identity, context=name, neutral="")
             shape = (layers, kv_heads, head_dim)
             info = EntryInfo(identity.key(ids), identity, ids, frequencies, *shape)
             self._add(name, Entry(info, kv), deletions)

@@ -123,7 +123,7 @@ class SharedModel:
             self.identity_for(config),
             codec=config.store.codec or (EXPECTED_CODEC if neutral else "raw"),
             context=ids_digest(prefix_ids),
-            behind=ids_digest(neutral) if neutral else "",
+            neutral=ids_digest(neutral) if neutral else "",
         )
 
     @cached_property

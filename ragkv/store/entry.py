@@ -17,6 +17,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -69,7 +70,7 @@ class Identity:
     # part of the identity, so that rounded KV never replaces the model's own KV, nor the reverse
     codec: str = "raw"
     # digest of the neutral text between that context and an expected entry; "" for all other KV
-    behind: str = ""
+    neutral: str = ""
     format_version: int = FORMAT_VERSION
 
     def key(self, token_ids: Sequence[int]) -> EntryKey:
@@ -78,23 +79,28 @@ class Identity:
         return EntryKey(digest.hexdigest())
 
     def to_json(self) -> str:
-        """Canonical JSON: sorted keys, no spaces; without an empty `behind`, which older entries do
-        not have.
+        """Canonical JSON: sorted keys, no spaces. Stored entries call `neutral` `behind`, and older
+        ones lack it, so an empty one is left out.
         """
         return self._json
 
     @functools.cached_property
     def _json(self) -> str:  # once: a request hashes a key for every chunk
         named = dict(vars(self))
-        if not self.behind:
-            del named["behind"]
+        if neutral := named.pop("neutral"):
+            named["behind"] = neutral
         return _CANONICAL.encode(named)
 
     @staticmethod
     @functools.lru_cache(maxsize=64)  # a request reads one for every entry
     def from_json(text: str) -> "Identity":
         """Inverse of `to_json`; raises `TypeError` or `ValueError` for anything else."""
-        return Identity(**json.loads(text))
+        return _of_stored(**json.loads(text))
+
+
+def _of_stored(behind: str = "", **named: Any) -> Identity:
+    """The identity with the fields of its JSON."""
+    return Identity(neutral=behind, **named)
 
 
 def ids_bytes(token_ids: Sequence[int]) -> bytes:
@@ -164,7 +170,7 @@ class EntryInfo:
     @property
     def is_expected(self) -> bool:
         """Whether a neutral text stood before it, so that it is exact nowhere."""
-        return bool(self.identity.behind)
+        return bool(self.identity.neutral)
 
     @property
     def lossless(self) -> bool:

@@ -291,7 +291,7 @@ def test_each_row_reuses_the_kv_that_its_method_stores(
         Asker(base, papers_tasks.QUESTIONS, given, None) as asker,
     ):
         identities = {name: e.entries.encoder.identity for name, e in asker.engines.items()}
-        assert (identities[ALONE].behind, identities[ALONE].codec) == ("", "raw")
+        assert (identities[ALONE].neutral, identities[ALONE].codec) == ("", "raw")
         assert identities[EXPECTED].codec == "int8"
         question = quality_data.Question("musique", "Who founded the mill?", ("Ada",))
         context = quality_data.Context(tuple(text for _, text in PAIRS), (question,))

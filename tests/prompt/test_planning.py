@@ -29,7 +29,7 @@ EVERYTHING = replace(FUSED, ratio=1.0)
 
 
 def stored(
-    ids: tuple[int, ...] = A, frequencies: str = HERE, codec: str = "raw", behind: str = ""
+    ids: tuple[int, ...] = A, frequencies: str = HERE, codec: str = "raw", neutral: str = ""
 ) -> MemoryLease:
     identity = Identity(
         "weights",
@@ -40,7 +40,7 @@ def stored(
         "tokenizer",
         "context",
         codec=codec,
-        behind=behind,
+        neutral=neutral,
     )
     info = EntryInfo(identity.key(ids), identity, ids, frequencies, 1, 1, 2)
     return MemoryLease(Entry(info, torch.zeros(1, 2, 1, len(ids), 2)))
@@ -95,7 +95,7 @@ def reasons(plan: Plan, chunk: int = 0) -> list[str | None]:
         (stored(), EXACT_ONLY, SpanState.COMPUTED, "no earlier prompt began like this one"),
         (stored(codec="int8"), FUSED, SpanState.FUSED, None),
         (stored(frequencies="of another"), FUSED, SpanState.FUSED, None),
-        (stored(behind="text"), FUSED, SpanState.COMPUTED, "first tokens of a prompt"),
+        (stored(neutral="text"), FUSED, SpanState.COMPUTED, "first tokens of a prompt"),
         (MISSING, FUSED, SpanState.COMPUTED, "no usable KV"),
     ],
 )
@@ -124,7 +124,7 @@ def test_a_damaged_entry_is_a_miss_that_says_so() -> None:
 
 def test_a_leading_chunk_is_fused_and_its_first_tokens_are_computed_in_place() -> None:
     long = tuple(range(100, 100 + LEADING_TOKENS + 5))
-    lease = stored(long, codec="int8", behind="text")
+    lease = stored(long, codec="int8", neutral="text")
     spans = [s for s in planned(prompt_of(long, A), FUSED, lease, stored()).spans if s.chunk == 0]
     cut = len(PREFIX) + LEADING_TOKENS
     assert [(s.start, s.stop, s.state, s.offset) for s in spans] == [
@@ -138,7 +138,7 @@ def test_the_first_tokens_of_a_prompt_without_a_prefix_are_computed_in_place() -
     """They are its attention sinks. KV that was encoded behind the prefix is not exact there."""
     long = tuple(range(100, 100 + LEADING_TOKENS + 5))
     prompt = prompt_of(long, A, prefix=(), own_prefix=False)
-    expected = planned(prompt, FUSED, stored(long, behind="text"), stored())
+    expected = planned(prompt, FUSED, stored(long, neutral="text"), stored())
     assert [(s.start, s.state) for s in expected.spans if s.chunk == 0] == [
         (0, SpanState.COMPUTED),
         (LEADING_TOKENS, SpanState.FUSED),

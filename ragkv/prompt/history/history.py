@@ -65,7 +65,7 @@ class Block:
 
     def identity(self, base: Identity) -> Identity:
         """The identity of its entry; `base` is the engine's."""
-        return replace(base, context=self.context, behind="")
+        return replace(base, context=self.context, neutral="")
 
     def key(self, base: Identity) -> EntryKey:
         """The key of its entry."""

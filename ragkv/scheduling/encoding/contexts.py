@@ -68,7 +68,7 @@ class Contexts:
         if not prefix_ids or (limit is not None and len(prefix_ids) >= limit):
             return None
         (kv,) = self.of(prefix_ids, between).pieces
-        identity = replace(chunks, context=ids_digest(()), behind="")
+        identity = replace(chunks, context=ids_digest(()), neutral="")
         frequencies = self.adapter.rope.frequencies(len(prefix_ids))
         key = identity.key(prefix_ids)
         info = EntryInfo(key, identity, prefix_ids, frequencies, *self.adapter.kv_shape)

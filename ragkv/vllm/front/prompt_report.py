@@ -151,5 +151,5 @@ def differences(identity: Identity, theirs: Mapping[str, Any]) -> list[str]:
     return [
         f"{name} ({theirs.get(name)} there, {own} here)" if name in shown else name
         for name, own in mine.items()
-        if name not in ("tenant", "behind") and theirs.get(name) != own
+        if name not in ("tenant", "neutral") and theirs.get(name) != own
     ]

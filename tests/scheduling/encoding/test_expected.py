@@ -184,6 +184,7 @@ def test_the_identity_of_kv_alone_has_no_field_that_older_entries_lack() -> None
     alone = Identity("w", "a", "r", "float32", "", "t", "c")
     assert '"behind"' not in alone.to_json()
     assert Identity.from_json(alone.to_json()) == alone
-    expected = Identity("w", "a", "r", "float32", "", "t", "c", behind="text")
+    expected = Identity("w", "a", "r", "float32", "", "t", "c", neutral="text")
+    assert '"behind":"text"' in expected.to_json() and "neutral" not in expected.to_json()
     assert Identity.from_json(expected.to_json()) == expected
     assert expected.key(A) != alone.key(A)
