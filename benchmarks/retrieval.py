@@ -9,7 +9,7 @@ Three question sets, each over one index of the passages of its first questions,
   `Rag.retrieve` does. A passage counts if it is one of those that the set's authors gave for it.
 
 Printed is the share of questions with such a passage among the first 1, 4, 6 and 10, by words
-(`bm25`), by vectors (`dense`) and by both (`fused`), and the processor's time for a search.
+(`bm25`), by vectors (`dense`) and by both (`hybrid`), and the processor's time for a search.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from ragkv.retrieval.rag.follow_ups import follow_up
 from ragkv.runtime.words import words
 
 FIRST = (1, 4, 6, 10)
-RETRIEVERS = ("bm25", "dense", "fused")
+RETRIEVERS = ("bm25", "dense", "hybrid")
 PASSAGE_WORDS = 200  # about 256 tokens
 ASKED = 200  # of the questions that can be answered, at most
 HEADINGS = ("set", "searched with", "by", "n", *(f"at {k}" for k in FIRST), "ms a search")

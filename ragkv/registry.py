@@ -42,11 +42,11 @@ DISCARDING_LISTS = {
     "oldest": "ragkv.prompt.history.truncation:oldest",
 }
 
-# How passages are ranked: tuples of rankings, which are fused if there are several.
+# How passages are ranked: tuples of rankings, which are merged if there are several.
 RETRIEVERS = {
     "bm25": "ragkv.retrieval.retrievers:BM25",
     "dense": "ragkv.retrieval.retrievers:DENSE",
-    "fused": "ragkv.retrieval.retrievers:FUSED",
+    "hybrid": "ragkv.retrieval.retrievers:HYBRID",
 }
 
 

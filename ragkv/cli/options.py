@@ -124,7 +124,7 @@ Retriever = Annotated[
     RetrieverChoice | None,
     typer.Option(
         rich_help_panel=SEARCH,
-        show_default="fused with an embedder, else bm25",
+        show_default="hybrid with an embedder, else bm25",
         help="How passages are ranked.",
     ),
 ]

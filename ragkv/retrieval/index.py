@@ -78,7 +78,7 @@ class Index(Closing):
         """The best `k` passages, fewer if no more match. A blank query finds nothing; of a long one
         the start counts.
 
-        `retriever` is a name in `RETRIEVERS`; the default is "fused" with an embedder and "bm25"
+        `retriever` is a name in `RETRIEVERS`; the default is "hybrid" with an embedder and "bm25"
         without. `where` filters by metadata before the ranking. What `check` raises between two
         steps ends the search.
         """
@@ -112,7 +112,7 @@ class Index(Closing):
 
     def _default_retriever(self) -> str:
         if self._embedder is not None:
-            return "fused"
+            return "hybrid"
         if not self._has_warned:
             self._has_warned = True
             logger.warning(NO_EMBEDDER)

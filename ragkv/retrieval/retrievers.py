@@ -1,8 +1,8 @@
 """Retrievers rank the distinct texts of an index for a query; each is chosen by its name in
 `RETRIEVERS` (`registry.py`).
 
-A retriever is one ranking, or several fused by rank. A ranking reads the texts in the state in which
-the caller's `IndexFile.reading` holds them, and returns their numbers; it knows no documents.
+A retriever is one ranking, or several merged by rank. A ranking reads the texts in the state in
+which the caller's `IndexFile.reading` holds them, and returns their numbers; it knows no documents.
 """
 
 import re
@@ -26,8 +26,8 @@ TextNumbers = npt.NDArray[np.int64]  # numbers of distinct texts in the index
 
 # K in the paper of reciprocal-rank fusion.
 RRF_CONSTANT = 60
-# How many texts of each ranking are fused, at least.
-FUSED_DEPTH = 100
+# How many texts of each ranking are merged, at least.
+MERGED_DEPTH = 100
 # Of a query `QUERY_TERMS` different terms are looked for.
 QUERY_TERMS = 256
 # A Korean word with what is appended to it; its pairs of characters find it, too.
@@ -172,22 +172,22 @@ def _faiss() -> Any:
 # What `RETRIEVERS` names.
 BM25: tuple[Ranking, ...] = (bm25,)
 DENSE: tuple[Ranking, ...] = (dense,)
-FUSED: tuple[Ranking, ...] = (bm25, dense)
+HYBRID: tuple[Ranking, ...] = (bm25, dense)
 
 
 def rank(
     texts: IndexTexts, rankings: Sequence[Ranking], query: Query, k: int
 ) -> Sequence[ScoredText]:
-    """The best `k` texts or fewer by one ranking, or by the fusion of several; equal scores by
+    """The best `k` texts or fewer by one ranking, or by several, merged; equal scores by
     ascending number.
     """
     if len(rankings) == 1:
         return rankings[0](texts, query, k)
-    return fuse(ranking(texts, query, max(k, FUSED_DEPTH)) for ranking in rankings)[:k]
+    return merge_ranks(ranking(texts, query, max(k, MERGED_DEPTH)) for ranking in rankings)[:k]
 
 
-def fuse(rankings: Iterable[Sequence[ScoredText]]) -> list[ScoredText]:
-    """The reciprocal-rank fusion of rankings (Cormack, Clarke and Buettcher, SIGIR 2009), best
+def merge_ranks(rankings: Iterable[Sequence[ScoredText]]) -> list[ScoredText]:
+    """Several rankings merged by reciprocal rank (Cormack, Clarke and Buettcher, SIGIR 2009), best
     first.
 
     score(text) = the sum over rankings of 1 / (60 + rank). Only ranks count, as the scores have no

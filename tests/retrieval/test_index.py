@@ -209,7 +209,7 @@ def test_reopening_restores_everything_without_embedding_or_pickling(tmp_path: P
     with Index(tmp_path, splitter=word_splitter(2), embedder=HashEmbedder()) as index:
         index.writer.ingest([A, B])
         before = {
-            name: index.search("blue bread", retriever=name) for name in ("bm25", "dense", "fused")
+            name: index.search("blue bread", retriever=name) for name in ("bm25", "dense", "hybrid")
         }
     embedder = HashEmbedder()
     with Index(tmp_path, embedder=embedder, read_only=True) as index:

@@ -8,7 +8,7 @@ import pytest
 from ragkv.errors import ConfigError, InputError
 from ragkv.registry import RETRIEVERS
 from ragkv.retrieval import Document, Index
-from ragkv.retrieval.retrievers import ScoredText, fuse, terms
+from ragkv.retrieval.retrievers import ScoredText, merge_ranks, terms
 from tests.retrieval.fakes import HashEmbedder, word_splitter
 
 FACTS = {
@@ -115,16 +115,16 @@ def test_a_query_may_hold_anything() -> None:
         assert index.search('"word" NOT terms:*')[0].passage.document_id == "x"
 
 
-def test_fusion_adds_the_reciprocals_of_60_plus_rank() -> None:
+def test_merged_ranks_add_the_reciprocals_of_60_plus_rank() -> None:
     first = [ScoredText(1, 9.0), ScoredText(2, 8.0)]
     second = [ScoredText(2, 0.5), ScoredText(3, 0.4)]
-    assert fuse([first, second]) == [
+    assert merge_ranks([first, second]) == [
         ScoredText(2, 1 / 62 + 1 / 61),
         ScoredText(1, 1 / 61),
         ScoredText(3, 1 / 62),
     ]
     # equal: by number
-    assert [s.number for s in fuse([[ScoredText(5, 1.0)], [ScoredText(4, 1.0)]])] == [4, 5]
+    assert [s.number for s in merge_ranks([[ScoredText(5, 1.0)], [ScoredText(4, 1.0)]])] == [4, 5]
 
 
 def test_a_long_text_scores_as_its_best_window_and_k_texts_are_still_returned() -> None:
@@ -141,7 +141,8 @@ def test_a_search_that_cannot_be_made_is_refused_with_the_reason() -> None:
     with Index(None, splitter=word_splitter()) as index:
         with pytest.raises(InputError, match="needs an embedder"):
             index.search("x", retriever="dense")
-        with pytest.raises(ConfigError, match="Known: bm25, dense, fused"):
-            index.search("x", retriever="nearest")
+        for unknown in ("nearest", "fused"):
+            with pytest.raises(ConfigError, match="Known: bm25, dense, hybrid"):
+                index.search("x", retriever=unknown)
         with pytest.raises(InputError, match="k is 0"):
             index.search("x", k=0)

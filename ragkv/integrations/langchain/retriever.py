@@ -31,7 +31,7 @@ class RagKVRetriever(BaseRetriever):
     index: SkipValidation[Index] | None = Field(default=None, exclude=True)
     rag: SkipValidation[Rag] | None = Field(default=None, exclude=True)
     k: int = Field(default=6, ge=1)
-    search: str | None = None  # "bm25", "dense" or "fused"; None: the best one that the index has
+    search: str | None = None  # "bm25", "dense" or "hybrid"; None: the best one that the index has
     where: Where | None = None  # a metadata filter, see `ragkv.retrieval.filters`
 
     def _get_relevant_documents(
