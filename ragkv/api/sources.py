@@ -10,14 +10,13 @@ import re
 from collections.abc import Iterable, Sequence
 from urllib.parse import quote
 
-from ragkv.prompt import cite
+from ragkv.prompt import MARKER, cite
 from ragkv.retrieval import Document, DocumentSummary, Hit, Passage
 from ragkv.types import Chunk, Citation
 
 from .bodies.chat_answer import Annotation, UrlCitation
 from .bodies.resources import AnswerReport, CitationBody, SourceBody
 
-_MARKER = re.compile(r"\[(\d{1,4})\]")
 _FINAL = re.compile("\u00a0(?:\\[\\d{1,4}\\])+$")
 
 
@@ -84,7 +83,7 @@ def citations_of(
 
 def missing_markers(text: str, sources: Sequence[SourceBody], cited: Iterable[Citation]) -> str:
     """The markers to append to `text`: those of cited sources that it does not name."""
-    named = {int(number) for number in _MARKER.findall(text)}
+    named = {int(number) for number in MARKER.findall(text)}
     numbers = (sources[citation.chunk].number for citation in cited)
     missing = [number for number in numbers if number not in named]
     return "\u00a0" + "".join(f"[{number}]" for number in missing) if missing else ""

@@ -141,7 +141,7 @@ class Fusor:
             left = [one for one in prompts if one.ended is None]
             if len(left) == 1:
                 left[0].ended = error
-            else:
+            elif left:
                 log.warning(
                     "A pass over %d prompts failed; each is computed alone.",
                     len(left),

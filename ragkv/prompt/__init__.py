@@ -5,7 +5,7 @@ The steps are intake, prompt, look-up and plan, prefill, answer.
 
 from .answer import ActiveAnswer, OwnModel
 from .backend import NO_PREFILL, AnswerBackend, AnswerEvents, StartedAnswer
-from .citations import cite
+from .citations import MARKER, cite
 from .intake import MAX_LOGPROBS, Intake, check_names
 from .lookup import Lookup
 from .prefill import Prefiller
@@ -24,6 +24,7 @@ from .shared_model import SharedModel
 
 __all__ = [
     "NO_PREFILL",
+    "MARKER",
     "MAX_LOGPROBS",
     "ActiveAnswer",
     "AnswerBackend",

@@ -13,7 +13,8 @@ from ragkv.types import Chunk, Citation
 
 from .prompt import numbered
 
-_MARKER = re.compile(r"\[(\d+)\]")  # how an answer names a chunk, by its number from 1
+# How an answer names a chunk, by its number from 1. Python refuses numbers of very many digits.
+MARKER = re.compile(r"\[(\d{1,4})\]")
 LEAST_LETTERS = 4  # Shorter words of a script with capitals are mostly "the", "no" and "yes".
 LEAST_SIGNS = 2  # Other scripts write a word with fewer signs, and a particle with one.
 _ENDS = ".!?:\n"  # A capital letter after one of these is no sign of a name.
@@ -27,9 +28,9 @@ def cite(answer: str, chunks: Sequence[Chunk]) -> tuple[Citation, ...]:
     `**bold**`.
     """
     chunks = numbered(chunks)
-    named = {int(number) - 1 for number in _MARKER.findall(answer)} & set(range(len(chunks)))
+    named = {int(number) - 1 for number in MARKER.findall(answer)} & set(range(len(chunks)))
     plain = (
-        _MARKER.sub(lambda marker: "" if int(marker[1]) - 1 in named else marker[0], answer)
+        MARKER.sub(lambda marker: "" if int(marker[1]) - 1 in named else marker[0], answer)
         .strip()
         .strip(".")
     )

@@ -84,3 +84,11 @@ def test_common_words_alone_cite_nothing(answer: str, text: str, cited: bool) ->
 def test_a_chunk_that_an_answer_of_common_words_names_is_cited() -> None:
     text = "There is no mill."
     assert cite("No [1].", [chunk(text), chunk(text)]) == (Citation(0, 0, len(text), ""),)
+
+
+def test_an_answer_that_repeats_one_digit_in_brackets_names_no_chunk() -> None:
+    """Python converts no number of over 4,300 digits."""
+    digits = "0" * 5000
+    assert cite(f"[{digits}1] so [2]", [chunk("one"), chunk("two", "b")]) == (
+        Citation(1, 0, 3, "b"),
+    )

@@ -15,12 +15,13 @@ import torch
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import SessionConfig
 from ragkv.errors import CancelledError, EntryDamagedError
+from ragkv.fusion.passes import _LayerLoop
 from ragkv.fusion.pipeline import HostPlacing
 from ragkv.runtime import Claim, FairLock
 from ragkv.scheduling.joint_prefills import JointPrefills
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, Q, close, engine_of, full_prefill
-from tests.faults import raising
+from tests.faults import at_each_layer, raising
 from tests.scheduling.helpers import until
 
 PROMPTS = {"attention": [B, A], "hkvd-gradual": [C, B, A], "first-k": [A, C, B, A]}
@@ -135,6 +136,27 @@ def test_a_pass_that_failed_says_why_in_the_log(
     together(engine, [partial(engine.prefill, Q, [chunk]) for chunk in (A, B)])
     (said,) = [one for one in caplog.records if "A pass over 2 prompts failed" in one.message]
     assert said.exc_info is not None and str(said.exc_info[1]) == "the cause"
+
+
+def test_a_pass_that_all_prompts_have_left_did_not_fail(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here the engine is closed just after both callers have left."""
+    cancel = threading.Event()
+    asks = [partial(engine.prefill, Q, [chunk], cancel=cancel) for chunk in (A, B)]
+    at_each_layer(monkeypatch, lambda _: cancel.set())
+
+    pause = _LayerLoop._let_others_compute
+
+    def close_then(self: _LayerLoop) -> None:
+        pause(self)
+        if all(prompt.ended for prompt in self._prompts):
+            raise RuntimeError("the engine is closed")
+
+    monkeypatch.setattr(_LayerLoop, "_let_others_compute", close_then)
+    found = together(engine, asks)
+    assert [type(error) for error in found] == [CancelledError, CancelledError]
+    assert "failed" not in caplog.text
 
 
 def test_turns_of_several_conversations_stay_exact() -> None:
