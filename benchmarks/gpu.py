@@ -33,7 +33,7 @@ SIZES = ("qwen2.5-1.5b", "llama-3.2-3b", "llama-3-8b")  # in this order
 LENGTHS = (8, 16, 32, 64)  # chunks
 STORED = (("int8", "memory"), ("int8", "disk"), ("raw", "memory"), ("raw", "disk"))
 METHODS = (
-    Method("none", 0.0),
+    Method("first-k", 0.0),
     Method("first-k", 0.05),
     Method("first-k", 0.15),
     Method("attention", 0.05),

@@ -47,7 +47,7 @@ def methods(options: argparse.Namespace, task: Task) -> list[Method]:
     """The methods of figure 12 and, if asked for, those of figure 13, which answer
     questions only.
     """
-    nothing = {"ratio": 0.0, "selector": "none"}
+    nothing = {"ratio": 0.0}
     made = [
         Method(BASE, {"reuse": "none"}),
         Method("prefix caching", {"reuse": "prefix"}),

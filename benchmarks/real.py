@@ -55,7 +55,7 @@ from ragkv.fusion.plan import MOST_ASKING_ROWS
 from ragkv.fusion.selectors import ASKED
 from ragkv.runtime.rates import Rate
 
-SELECTORS = tuple(name for name in registry.SELECTORS if name not in ("all", "none"))
+SELECTORS = tuple(registry.SELECTORS)
 # rows of other values are of other runs
 LABEL = ("model", "half", "settings", "asked", "f1_tokens", "tag")
 # Every share in the table is of these: they are always measured.

@@ -96,7 +96,7 @@ def methods(
     ]
     for form in forms:
         before = "" if form is plain else f"{form.name} "
-        made.append(Method(f"{before}reuse", {"selector": "none", "ratio": 0.0}, form))
+        made.append(Method(f"{before}reuse", {"ratio": 0.0}, form))
         for ratio in ratios:
             for selector in selectors:
                 name = f"{before}{selector} {ratio:g}"

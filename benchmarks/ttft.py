@@ -106,7 +106,7 @@ def _methods(options: argparse.Namespace, long: bool) -> list[Method]:
     if not long:
         baselines += [Method(TRANSFORMERS_PREFIX), Method(OUR_PREFIX)]
     fused = [Method(selector, ratio) for selector in options.selectors for ratio in options.ratios]
-    return [*baselines, Method("none", 0.0), *fused]
+    return [*baselines, Method("first-k", 0.0), *fused]
 
 
 def _measure(

@@ -11,12 +11,10 @@ from typing import NamedTuple
 
 # Which fused tokens are recomputed: classes of `Selector`.
 SELECTORS = {
-    "all": "ragkv.fusion.static_selectors:Everything",
     "attention": "ragkv.fusion.selectors:Attention",
     "first-k": "ragkv.fusion.static_selectors:FirstK",
     "hkvd": "ragkv.fusion.hkvd:HKVD",
     "hkvd-gradual": "ragkv.fusion.hkvd:GradualHKVD",
-    "none": "ragkv.fusion.static_selectors:Nothing",
     "random": "ragkv.fusion.static_selectors:Random",
 }
 

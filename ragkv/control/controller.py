@@ -42,9 +42,7 @@ class Controller:
             except RagKVError as error:  # a tier was not measured
                 plan = self._counted(plan, method, str(error))
         count = len(plan.candidates)
-        raised = plan.ratio
-        if method.selector.uses_ratio:
-            raised = with_floor(raised, count, method.floor_tokens)
+        raised = with_floor(plan.ratio, count, method.floor_tokens)
         notes = (*plan.notes, *method.notes)
         if raised != plan.ratio:
             floor = budget(raised, count)
@@ -78,7 +76,7 @@ class Controller:
 def rows_share(plan: Plan, selector: Selector, ratio: float, layers: int) -> float:
     """The rows that fusing computes, of those of a full prefill, on a model of so many layers."""
     forced = plan.forced.numel()
-    selected = selector.wanted(ratio, len(plan.candidates))
+    selected = budget(ratio, len(plan.candidates))
     asked_layers = selector.asked_layers(layers).stop if selected else 0
     asking = (forced - plan.unasked_rows - plan.leading_rows) * asked_layers / layers
     return (forced + selected + asking) / plan.token_ids.numel()

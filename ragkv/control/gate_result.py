@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ragkv.config import FusionConfig
+from ragkv.errors import ConfigError
 from ragkv.fusion import make_selector
 from ragkv.runtime import DAMAGED
 from ragkv.store import Identity
@@ -182,8 +183,10 @@ def load(directory: str | Path, identity: Identity, fusion: FusionConfig) -> Gat
             name: tuple(Point(**point) for point in found[name])
             for name in ("points", "confirmations")
         }
+        for point in points["confirmations"]:
+            make_selector(point.selector)  # it may be a caller's own, or one that is no more
         return GateResult(**{**found, "tolerance": Tolerance(**found["tolerance"]), **points})
-    except (OSError, *DAMAGED) as error:
+    except (OSError, ConfigError, *DAMAGED) as error:
         log.warning(
             "The gate result in %s cannot be read (%s). Run `ragkv gate --apply` again.",
             directory,

@@ -35,8 +35,8 @@ class Method:
         `inexact_history` counts only where chunks are fused. All other requests equal a full
         prefill, so such history is recomputed.
         """
-        is_full = self.ratio == 1.0 or self.selector.recomputes_all
-        return self.inexact_history if self.reuse == "fused" and not is_full else "recompute"
+        is_fused = self.reuse == "fused" and self.ratio < 1.0
+        return self.inexact_history if is_fused else "recompute"
 
 
 @dataclass(slots=True, eq=False)

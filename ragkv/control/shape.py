@@ -29,8 +29,6 @@ class Shape:
         """That of a prompt, on a model of so many layers."""
         fused = len(plan.candidates)
         forced = plan.forced.numel()
-        if not selector.uses_ratio:  # it selects none of the candidates, or all
-            fused, forced = 0, forced + (fused if selector.recomputes_all else 0)
         return cls(
             fused,
             forced,

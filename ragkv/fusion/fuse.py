@@ -27,7 +27,7 @@ from ragkv.model.rope import RotaryTables
 from .hkvd import Narrowing
 from .pipeline import LayerReader, Placing
 from .plan import Plan, Span
-from .selectors import Selection, Selector, beginnings
+from .selectors import Selection, Selector, beginnings, budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class TokenChoice:
         """`layers` is the model's number of layers."""
         candidates = plan.candidates
         self.selector = selector
-        self.wanted = selector.wanted(plan.ratio, len(candidates))
+        self.wanted = budget(plan.ratio, len(candidates))
         self.checks = selector.selection is Selection.CHECKING and self.wanted > 0
         self.asked_layers = selector.asked_layers(layers) if self.wanted else range(0)
         # indices of the candidates that are computed from layer 0 on, (C,) ascending

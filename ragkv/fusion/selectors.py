@@ -71,8 +71,6 @@ class Selector(ABC):
 
     name: ClassVar[str]
     selection: ClassVar[Selection] = Selection.STATIC  # follows from the methods
-    uses_ratio: ClassVar[bool] = True  # whether the choice depends on the ratio
-    recomputes_all: ClassVar[bool] = False  # whatever the ratio: the result is exact
 
     def __init_subclass__(cls) -> None:
         asks = cls.select_asked is not Selector.select_asked
@@ -110,12 +108,6 @@ class Selector(ABC):
         over rows, heads and the asked layers.
         """
         raise NotImplementedError
-
-    def wanted(self, ratio: float, count: int) -> int:
-        """How many of the N = `count` candidates are recomputed in a layer, in the mean."""
-        if self.uses_ratio:
-            return budget(ratio, count)
-        return count if self.recomputes_all else 0
 
 
 def top(scores: torch.Tensor, count: int) -> torch.Tensor:
@@ -168,6 +160,9 @@ def make_selector(name: str | Selector) -> Selector:
     if isinstance(name, Selector):
         return name
     if name not in SELECTORS:
-        raise ConfigError(f"Unknown selector {name!r}. Known: {', '.join(sorted(SELECTORS))}.")
+        raise ConfigError(
+            f"Unknown selector {name!r}. Known: {', '.join(sorted(SELECTORS))}. To recompute no "
+            "token or every one, give ratio 0 or 1."
+        )
     made: Selector = resolve_name(SELECTORS[name])()
     return made

@@ -6,27 +6,6 @@ from .plan import Candidates
 from .selectors import Selector, beginnings, budget
 
 
-class Nothing(Selector):
-    """Full KV reuse (PromptCache-style, position-aligned): recomputes nothing, at any ratio."""
-
-    name = "none"
-    uses_ratio = False
-
-    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
-        return torch.empty(0, dtype=torch.int64)
-
-
-class Everything(Selector):
-    """Recomputes every candidate, at any ratio."""
-
-    name = "all"
-    recomputes_all = True
-    uses_ratio = False
-
-    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
-        return torch.arange(len(candidates))
-
-
 class Random(Selector):
     """A random share, the same for equal seeds and candidate counts."""
 

@@ -32,9 +32,9 @@ from ragkv.model import full_pass, grown
 from ragkv.runtime import cpu_features, cpu_model
 from ragkv.types import Chunk
 
-RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # Above half, fusing saves too little.
+RATIOS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)  # Above half, fusing saves too little.
 # These are tried besides the config's.
-SELECTORS = ("none", "attention", "hkvd", "hkvd-gradual")
+SELECTORS = ("attention", "hkvd", "hkvd-gradual")
 NEXT_TOKENS = 16  # tokens of a prompt's question, and as many are compared after it
 LEAST_PROMPTS = 6  # that choose, however long they take
 CONFIRMED = 3  # settings that are measured again at most, until one keeps the tolerance
@@ -234,17 +234,13 @@ def _measured(
 def _settings(
     engine: Engine, selectors: Sequence[str | Selector], ratios: Sequence[float]
 ) -> list[GateSetting]:
-    """Every selector at every ratio."""
-    chosen = {one.name: one for one in map(make_selector, selectors)}
-    if not chosen:
-        names = dict.fromkeys((engine.method().selector.name, *SELECTORS))
-        made = [make_selector(name) for name in names if name != "all"]
-        chosen = {one.name: one for one in made}
+    """Every selector at every ratio; ratio 0, at which they choose alike, only with the first."""
+    tried = selectors or (engine.method().selector.name, *SELECTORS)
+    first, *others = {one.name: one for one in map(make_selector, tried)}.values()
     ascending = sorted(set(ratios))
     return [
-        GateSetting(one, ratio)
-        for one in chosen.values()
-        for ratio in (ascending if one.uses_ratio else (0.0,))
+        *(GateSetting(first, ratio) for ratio in ascending),
+        *(GateSetting(one, ratio) for one in others for ratio in ascending if ratio),
     ]
 
 
@@ -285,7 +281,7 @@ def _next_tokens(
     """
     question = probe.question or text[:1]
     if setting is None:
-        prefill = engine.prefill(question, probe.chunks, ratio=0.0, selector="none", reuse="none")
+        prefill = engine.prefill(question, probe.chunks, reuse="none")
     else:
         prefill = engine.prefill(
             question, probe.chunks, ratio=setting.ratio, selector=setting.selector

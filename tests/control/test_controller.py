@@ -366,8 +366,6 @@ def test_a_gate_result_that_refuses_fusion_leads_to_full_prefills(tmp_path: Path
         ("first-k", 0.45),
         ("hkvd", 0.2),
         ("hkvd-gradual", 0.2),
-        ("none", 0.15),
-        ("all", 0.15),
         ("attention", 0.15),
     ],
 )

@@ -16,7 +16,7 @@ from ragkv.control.shape import Load, Shape
 from ragkv.errors import ConfigError
 from ragkv.fusion import Plan, Span, SpanKind, SpanState
 from ragkv.fusion.selectors import Attention, Selection
-from ragkv.fusion.static_selectors import Everything, FirstK, Nothing
+from ragkv.fusion.static_selectors import FirstK
 
 from .profiles import disk, profile
 
@@ -112,8 +112,8 @@ def test_the_share_of_rows_counts_the_question_twice_up_to_the_last_asked_layer(
     assert rows_share(plan, FirstK(), 0.5, 4) == pytest.approx(60 / 110)
     assert rows_share(plan, asking, 0.5, 4) == pytest.approx((60 + 10 * 3 / 4) / 110)
     assert rows_share(plan, asking, 0.0, 4) == pytest.approx(10 / 110)
-    assert rows_share(plan, Nothing(), 0.5, 4) == pytest.approx(10 / 110)
-    assert rows_share(plan, Everything(), 0.5, 4) == 1.0
+    assert rows_share(plan, FirstK(), 0.0, 4) == pytest.approx(10 / 110)
+    assert rows_share(plan, FirstK(), 1.0, 4) == 1.0
     early = dataclasses.replace(plan, early=7)
     assert Shape.of(early, asking, 4).early_tokens == 7
 

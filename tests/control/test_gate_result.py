@@ -104,3 +104,10 @@ class TestFile:
     def test_an_unreadable_file_counts_as_no_result(self, tmp_path: Path, text: str) -> None:
         (tmp_path / "gate.json").write_text(text)
         assert load(tmp_path, IDENTITY, FusionConfig()) is None
+
+    def test_the_result_of_a_selector_that_is_not_there_counts_as_none(
+        self, tmp_path: Path
+    ) -> None:
+        saved = result(point("gone", 0.1, 5.0), confirmations=(point("gone", 0.1, 4.9),))
+        save(saved, tmp_path, IDENTITY, FusionConfig())
+        assert load(tmp_path, IDENTITY, FusionConfig()) is None

@@ -63,19 +63,6 @@ def first_tokens(candidates: Candidates) -> list[float]:
     return [-float(offset) for offset in candidates.offset]
 
 
-def always(share: float) -> Callable[[Selector], None]:
-    """The rule: none or all of the tokens, at any ratio."""
-
-    def check(selector: Selector) -> None:
-        for candidates in CASES:
-            for ratio in RATIOS:
-                assert selected(selector, candidates, ratio) == list(
-                    range(int(share * len(candidates)))
-                )
-
-    return check
-
-
 def uniform(selector: Selector) -> None:
     """The rule: every token is equally likely, and a seed always gives the same tokens."""
     candidates = helpers.candidates(40, spans=3)
@@ -114,8 +101,6 @@ def gradual(ratio: float, layer: int, layers: int) -> float:
 
 
 RULES: dict[str, Callable[[Selector], None]] = {
-    "none": always(0.0),
-    "all": always(1.0),
     "random": uniform,
     "first-k": highest(first_tokens),
     "attention": highest(weighed_attention),

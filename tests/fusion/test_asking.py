@@ -54,7 +54,7 @@ def test_the_chosen_tokens_are_those_that_the_question_attends_to_in_the_asked_l
 ) -> None:
     model = tiny_models.model(family)
     with helpers.engine(family) as engine:
-        reused = engine.prefill(QUESTION, CHUNKS, selector="none")
+        reused = engine.prefill(QUESTION, CHUNKS, ratio=0.0)
         chosen = engine.prefill(QUESTION, CHUNKS, selector="attention", ratio=0.2).selected
         first = engine.prefill(QUESTION, CHUNKS, selector="first-k", ratio=1.0).selected
     ids = reused.token_ids[None]
@@ -133,7 +133,7 @@ def test_early_tokens_are_recomputed_while_the_question_waits_and_then_with_the_
         beginnings = engine.prefill(QUESTION, CHUNKS, selector="first-k", ratio=EARLY / N)
         prefill = engine.prefill(QUESTION, CHUNKS, selector="attention", ratio=0.2)
         again = engine.prefill(QUESTION, CHUNKS, selector="attention", ratio=0.2)
-        reused = engine.prefill(QUESTION, CHUNKS, selector="none")
+        reused = engine.prefill(QUESTION, CHUNKS, ratio=0.0)
     own = beginnings.selected
     assert len(own) == EARLY
     assert torch.isin(own, prefill.selected).all()
@@ -157,7 +157,7 @@ def test_with_early_tokens_a_prompt_is_that_of_two_passes_one_after_the_other(fa
         adapter = engine.model.adapter
         prefill = engine.prefill(QUESTION, CHUNKS, selector="attention", ratio=0.2)
         early = engine.prefill(QUESTION, CHUNKS, selector="first-k", ratio=EARLY / N).selected
-        kv = grown(engine.prefill(QUESTION, CHUNKS, selector="none").kv, 0)
+        kv = grown(engine.prefill(QUESTION, CHUNKS, ratio=0.0).kv, 0)
         length = len(prefill.token_ids)
         tables = adapter.rope.tables(length)
 

@@ -224,7 +224,7 @@ def test_what_ends_a_prompt_frees_its_pass_at_once() -> None:
     with (
         pytest.raises(ZeroDivisionError),
         fusor.prepared(
-            replace(plan_of(adapter, 2, ("raw",)), ratio=0.3), make_selector("none")
+            replace(plan_of(adapter, 2, ("raw",)), ratio=0.3), make_selector("first-k")
         ) as prompt,
     ):
         raise ZeroDivisionError

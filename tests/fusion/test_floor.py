@@ -66,8 +66,7 @@ def test_a_request_without_a_ratio_recomputes_the_floor_and_says_so(selector: st
         ({"ratio": 0.05}, {"floor_tokens": 9}, budget(0.05, N)),  # a named ratio is taken as it is
         ({}, {"floor_tokens": 9, "ratio": 0.0}, 0),
         ({}, {"floor_tokens": 0, "ratio": 0.05}, budget(0.05, N)),
-        ({"selector": "none"}, {"floor_tokens": 9}, 0),
-        ({"selector": "all"}, {"floor_tokens": 9}, N),
+        ({}, {"floor_tokens": 9, "ratio": 1.0}, N),
         ({"reuse": "prefix"}, {"floor_tokens": 9}, 0),
         ({"ratio": None}, {"floor_tokens": 30}, 30),  # the controller's, without a profile r*
     ],

@@ -14,7 +14,6 @@ from tests.fusion import helpers, selector_rules
 from tests.fusion.selector_rules import RATIOS, budget
 
 NAMES = sorted(SELECTORS)
-BUDGETED = sorted(set(SELECTORS) - {"none", "all"})  # these two ignore the ratio
 CHECKING = [name for name in NAMES if make_selector(name).selection is Selection.CHECKING]
 
 
@@ -33,7 +32,7 @@ def test_a_selector_follows_the_rule_of_its_name(name: str) -> None:
 
 class TestThroughTheEngine:
     @pytest.mark.parametrize("ratio", RATIOS)
-    @pytest.mark.parametrize("name", BUDGETED)
+    @pytest.mark.parametrize("name", NAMES)
     def test_every_layer_recomputes_as_many_tokens_as_the_budget(
         self, engine: Engine, name: str, ratio: float
     ) -> None:
@@ -62,9 +61,10 @@ class TestThroughTheEngine:
             )
 
 
-def test_an_unknown_name_is_refused_with_the_known_names() -> None:
-    with pytest.raises(ConfigError, match="hkvd-gradual"):
-        make_selector("hkdv")
+@pytest.mark.parametrize("name", ["hkdv", "none", "all"])
+def test_an_unknown_name_is_refused_with_the_known_names_and_what_ratios_do(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"'{name}'.* hkvd-gradual, .* give ratio 0 or 1\."):
+        make_selector(name)
 
 
 def test_a_span_that_is_recomputed_entirely_is_not_read() -> None:

@@ -44,7 +44,7 @@ def test_a_refused_engine_and_every_later_one_like_it_use_a_full_prefill(tmp_pat
             windows(helpers.CHUNKS),
             tolerance=Tolerance(kl=1e-9),
             ratios=[0.3],
-            selectors=["none"],
+            selectors=["first-k"],
         )
         assert save(engine, strict) == tmp_path / "gate.json"
         assert engine.prefill(helpers.QUESTION, helpers.CHUNKS).reuse.fused == 0
@@ -90,15 +90,27 @@ def test_the_configs_selector_is_tried_besides_the_usual_ones_and_a_named_one_al
         tried = {
             point.selector for point in gate(engine, windows(helpers.CHUNKS), ratios=[0.2]).points
         }
-        assert tried == {"first-k", "none", "attention", "hkvd", "hkvd-gradual"}
+        assert tried == {"first-k", "attention", "hkvd", "hkvd-gradual"}
         (named,) = gate(engine, windows(helpers.CHUNKS), ratios=[0.2], selectors=["random"]).points
         assert named.selector == "random"
+
+
+def test_ratio_0_is_tried_once_as_all_selectors_choose_alike_there() -> None:
+    with helpers.engine() as engine:
+        result = gate(
+            engine, windows(helpers.CHUNKS), ratios=[0.2, 0.0], selectors=["random", "first-k"]
+        )
+    assert [(point.selector, point.ratio) for point in result.points] == [
+        ("random", 0.0),
+        ("random", 0.2),
+        ("first-k", 0.2),
+    ]
 
 
 def test_measuring_ends_with_the_prompts_that_the_time_allows() -> None:
     with helpers.engine() as engine:
         chunks = [tiny_models.tokens(20, seed) for seed in range(40)]
-        result = gate(engine, windows(chunks), selectors=["none"], limit_s=0.0)
+        result = gate(engine, windows(chunks), selectors=["first-k"], limit_s=0.0)
     assert result.points[0].prompts == 6, "the least that choose"
 
 
@@ -134,7 +146,7 @@ class TestPromptsOfAnyLength:
             probe(900, 7, following=following),
         ]
         with Engine(tiny_models.model("llama")) as engine:
-            result = gate(engine, probes, selectors=["none"])
+            result = gate(engine, probes, selectors=["first-k"])
         assert result.left_out == 2 and result.points[0].prompts == 3
 
     def test_too_few_prompts_that_fit_are_refused_with_what_to_do(self) -> None:
@@ -145,4 +157,4 @@ class TestPromptsOfAnyLength:
                 PromptTooLongError, match=r"7 of the gate's 12 prompts .* 512 .* fewer \(-k\)"
             ),
         ):
-            gate(engine, probes, selectors=["none"])
+            gate(engine, probes, selectors=["first-k"])

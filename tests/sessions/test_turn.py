@@ -93,7 +93,6 @@ class TestTurnsWithFusedChunks:
             assert (whole.exact, whole.fused) == (exact, 0)
             assert whole.notes == (f"{kept} history tokens recomputed: it was not exact",)
             is_full_prefill(engine, session, 2, reuse="prefix")
-            is_full_prefill(engine, session, 2, selector="all")
 
     @pytest.mark.parametrize(("setting", "ratio"), [("select", 1.0), ("recompute", 0.3)])
     def test_fused_history_is_computed_once_at_ratio_one_or_by_setting(

@@ -48,13 +48,7 @@ function now() {
 }
 
 /** Why the ratio has no effect; "" if it has. */
-function doesNotCount() {
-  const selector = view.selector || server.selector;
-  if (view.reuse !== "fused") return "It does not count: nothing is fused.";
-  if (selector === "none" || selector === "all")
-    return `It does not count: the selector “${selector}” recomputes ${selector === "all" ? "every token" : "none"}.`;
-  return "";
-}
+const doesNotCount = () => (view.reuse === "fused" ? "" : "It does not count: nothing is fused.");
 
 /** Why the slider cannot be moved. */
 const notSet = () =>
