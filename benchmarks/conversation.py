@@ -30,7 +30,7 @@ from benchmarks.random_model import SHAPES, random_model
 from ragkv import Engine, EngineConfig, FusionConfig, Session, StoreConfig
 from ragkv.config import ControllerConfig
 from ragkv.fusion.pipeline import layers_ahead
-from ragkv.sessions.turn import BlockCutter
+from ragkv.sessions.turn import BlockMaker
 from ragkv.types import Answer
 from tests.store.fakes import ThrottledTier, store_of
 
@@ -48,9 +48,9 @@ def _disk_of(engine: Engine) -> ThrottledTier:
 
 @contextmanager
 def _nothing_saved() -> Iterator[None]:
-    """Meanwhile a turn cuts no blocks, so it saves none."""
+    """Meanwhile a turn makes no blocks, so it saves none."""
     nothing = mock.Mock(return_value=())
-    with mock.patch.multiple(BlockCutter, past=nothing, complete=nothing, rest=nothing):
+    with mock.patch.multiple(BlockMaker, past=nothing, complete=nothing, rest=nothing):
         yield
 
 

@@ -19,7 +19,7 @@ from itertools import count, islice
 from benchmarks.simulate.policies import WindowedLookAhead, make_any_policy
 from benchmarks.simulate.prefix_tier import PrefixTier
 from benchmarks.simulate.workloads import GeneratedSession
-from ragkv.store.policies import Cut
+from ragkv.store.policies import Eviction
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class SessionTier(PrefixTier):
         """Hold so many tokens of a session, and evict, perhaps the session itself."""
         self._set(session, tokens, now)
         while self._used > self.capacity:
-            self._take(self.policy.victim((), now) or Cut(next(iter(self.held))), now)
+            self._take(self.policy.victim((), now) or Eviction(next(iter(self.held))), now)
 
 
 class _Hierarchy:

@@ -16,7 +16,7 @@ from ragkv.registry import POLICIES
 from ragkv.store.policies import (
     LRU,
     NEVER,
-    Cut,
+    Eviction,
     Policy,
     PolicySettings,
     TurnSize,
@@ -76,9 +76,9 @@ class Belady(Policy):
             self._held.put(group, self._next[group])
             self._departed.discard(group)
 
-    def victim(self, pinned: Container[str], now: float) -> Cut | None:
+    def victim(self, pinned: Container[str], now: float) -> Eviction | None:
         first = self._held.first(pinned)
-        return None if first is None else Cut(first[1])
+        return None if first is None else Eviction(first[1])
 
     def _forget(self, group: str) -> None:
         del self._next[group]
@@ -121,11 +121,11 @@ class WindowedLookAhead(LookAhead):
 
 
 class Trimming(ABC):
-    """A policy that also cuts while there is room, which a live store does not ask for."""
+    """A policy that also evicts while there is room, which a live store does not ask for."""
 
     @abstractmethod
-    def trims(self) -> Iterable[Cut]:
-        """Cuts to make in full when a turn has ended, before `victim` is asked."""
+    def trims(self) -> Iterable[Eviction]:
+        """What to evict in full when a turn has ended, before `victim` is asked."""
 
 
 class TailBelady(Trimming, Belady):
@@ -135,17 +135,17 @@ class TailBelady(Trimming, Belady):
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
-        self._cut: Cut | None = None  # of the conversation served last
+        self._trim: Eviction | None = None  # of the conversation served last
 
     def turn_ended(self, turn: TurnSize) -> None:
         super().turn_ended(turn)
-        self._cut = None
+        self._trim = None
         if turn.next is not None:
             keep = max(0, min(turn.next.shared, turn.next.prompt - self.settings.xi_blocks))
-            self._cut = Cut(turn.group, keep, whole=True)
+            self._trim = Eviction(turn.group, keep, whole=True)
 
-    def trims(self) -> Iterable[Cut]:
-        return () if self._cut is None else (self._cut,)
+    def trims(self) -> Iterable[Eviction]:
+        return () if self._trim is None else (self._trim,)
 
 
 class ThresholdLRU(Trimming, LRU):
@@ -164,9 +164,9 @@ class ThresholdLRU(Trimming, LRU):
         short = turn.length * self.settings.block_tokens < self.THRESHOLD_TOKENS
         self._short = turn.group if short else None
 
-    def trims(self) -> Iterable[Cut]:
+    def trims(self) -> Iterable[Eviction]:
         is_held = self._short is not None and self._short in self._held
-        return [Cut(self._short, whole=True)] if is_held else []
+        return [Eviction(self._short, whole=True)] if is_held else []
 
 
 class EndAware(TLRU):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from ragkv.store.policies import Cut, Policy, TurnSize
+from ragkv.store.policies import Eviction, Policy, TurnSize
 
 from .policies import Trimming
 
@@ -34,23 +34,25 @@ class PrefixTier:
         self.policy.turn_ended(turn)
         if turn.length != had:
             self._set(turn.group, turn.length, turn.at)
-        for cut in self.policy.trims() if isinstance(self.policy, Trimming) else ():
-            self._take(cut, turn.at)
+        for eviction in self.policy.trims() if isinstance(self.policy, Trimming) else ():
+            self._take(eviction, turn.at)
         pinned = (turn.group,) if forced else ()
         while self._used > self.capacity:  # a pinned group loses its own tail when it is alone
-            self._take(self.policy.victim(pinned, turn.at) or Cut(next(iter(self.held))), turn.at)
+            self._take(
+                self.policy.victim(pinned, turn.at) or Eviction(next(iter(self.held))), turn.at
+            )
         return turn.prompt - min(had, turn.shared)
 
-    def _take(self, cut: Cut, now: float) -> None:
-        """Remove blocks from a group's tail: down to `keep` if the cut is whole, else as many as
+    def _take(self, eviction: Eviction, now: float) -> None:
+        """Remove blocks from a group's tail: down to `keep` if `whole`, else as many as
         needed.
         """
-        group, keep, whole = cut
+        group, keep, whole = eviction
         had = self.held.get(group, 0)
         left = keep if whole else max(keep, had - (self._used - self.capacity))
         left = 0 if self._whole else left
         if left >= had:
-            assert whole, f"{type(self.policy).__name__} must not name a cut that frees nothing"
+            assert whole, f"{type(self.policy).__name__} must not choose what frees nothing"
             return
         self._set(group, left, now)
         if self._on_evict is not None:

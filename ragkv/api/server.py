@@ -93,11 +93,11 @@ class GracefulServer(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, cut: Callable[[], None], settings: ServeConfig
+        self, config: uvicorn.Config, cancel_all: Callable[[], None], settings: ServeConfig
     ) -> None:
-        """`cut` cancels the running requests."""
+        """`cancel_all` cancels the running requests."""
         super().__init__(config)
-        self._cut = cut
+        self._cancel_all = cancel_all
         self._settings = settings
         self._requests = 0
         self._used_at = time.monotonic()
@@ -140,7 +140,7 @@ class GracefulServer(uvicorn.Server):
         graceful_s = self._settings.graceful_s
         time.sleep(graceful_s)
         log.info("cut", after_s=graceful_s)
-        self._cut()
+        self._cancel_all()
         time.sleep(self._settings.close_s)
         names = sorted(
             {thread.name for thread in threading.enumerate() if thread.name.startswith("ragkv-")}
@@ -201,7 +201,7 @@ def serve(app: FastAPI, config: ServeConfig, listener: socket.socket | None = No
     with contextlib.ExitStack() as stack:
         if config.on_loopback:
             _announce(stack, config, listener, service.replica)
-        GracefulServer(settings, service.cut, config).run(sockets=[listener])
+        GracefulServer(settings, service.cancel_all, config).run(sockets=[listener])
     log.info("closed")
 
 

@@ -109,16 +109,16 @@ class Service(Closing):
         opened = {} if self.tenants is None else self.tenants.opened()
         return sorted({name for tenant in opened.values() for name in tenant.engine.stats().away})
 
-    def cut(self) -> None:
+    def cancel_all(self) -> None:
         """Accept no more work, and cancel what is running: it ends at its next check."""
-        self.answer_pool.cut()
-        self.data_pool.cut()
+        self.answer_pool.cancel_all()
+        self.data_pool.cancel_all()
 
     def close(self) -> None:
         """Cancel running work, then flush and close everything. Blocks; work that does not end is
         left behind.
         """
-        self.cut()
+        self.cancel_all()
         ends = time.monotonic() + self.config.close_s / 4
         ended = [
             pool.close(max(0.0, ends - time.monotonic()))

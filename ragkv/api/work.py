@@ -198,7 +198,7 @@ class RequestPool:
             raise
         return items
 
-    def cut(self) -> None:
+    def cancel_all(self) -> None:
         """Accept no more requests and cancel the accepted ones: what waits ends now, what runs ends
         at its next check.
         """
@@ -211,7 +211,7 @@ class RequestPool:
         """Cancel what is running and wait until it has ended, for `timeout_s` at most; whether it
         has.
         """
-        self.cut()
+        self.cancel_all()
         ends = time.monotonic() + timeout_s
         while self.computing and time.monotonic() < ends:
             time.sleep(0.01)

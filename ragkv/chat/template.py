@@ -23,7 +23,8 @@ from .tools import Tool, ToolCall, instructions, response_text, syntax_of
 
 KEPT_BYTES = MIB  # of openings that are kept
 _MARK = "\u27e6ragkv-here\u27e7"
-_CUT = "\ufdd1"  # A cut while messages are rendered: a code point that stands for no character.
+# A boundary while messages are rendered: a code point that stands for no character.
+_BOUNDARY = "\ufdd1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Rendered:
     messages: tuple[PlainMessage, ...]
     text: str
     # offsets at which the text is tokenized apart: text from outside is no control token
-    cuts: tuple[int, ...] = ()
+    boundaries: tuple[int, ...] = ()
 
     @property
     def stop(self) -> int:
@@ -75,10 +76,10 @@ class Rendered:
     def token_ids(self, start: int, stop: int, apart: str = "") -> tuple[int, ...]:
         """The ids of a part of the text. If it begins with `apart`, that is tokenized by itself."""
         part = self.text[start:stop]
-        cuts = {cut - start for cut in self.cuts if start < cut < stop}
+        boundaries = {at - start for at in self.boundaries if start < at < stop}
         if apart and part.startswith(apart):
-            cuts |= {len(apart)} - {len(part)}
-        return self.template.token_ids(part, sorted(cuts))
+            boundaries |= {len(apart)} - {len(part)}
+        return self.template.token_ids(part, sorted(boundaries))
 
 
 class Template:
@@ -181,7 +182,7 @@ class Template:
             raise UnsupportedError(
                 f"The model's chat template does not begin this answer with {self.tail!r}."
             )
-        pieces = text.split(_CUT)
+        pieces = text.split(_BOUNDARY)
         return Rendered(self, tuple(messages), "".join(pieces), cuts_between(pieces))
 
     def head(self, messages: Sequence[PlainMessage]) -> str:
@@ -194,9 +195,11 @@ class Template:
         bos = self._tokenizer.bos_token_id
         return () if self.is_chat or bos is None else (int(bos),)
 
-    def token_ids(self, text: str, cuts: Sequence[int] = ()) -> tuple[int, ...]:
-        """The ids of rendered text, tokenized apart at `cuts`; without special tokens around it."""
-        bounds = (0, *cuts, len(text))
+    def token_ids(self, text: str, boundaries: Sequence[int] = ()) -> tuple[int, ...]:
+        """The ids of rendered text, tokenized apart at `boundaries`, without special tokens around
+        it.
+        """
+        bounds = (0, *boundaries, len(text))
         return tuple(
             token
             for start, end in pairwise(bounds)
@@ -211,7 +214,9 @@ class Template:
         if system and not self._has_system_role:
             return self._opening("") + system
         return (
-            self._render([*messages, PlainMessage("user", _MARK)]).split(_MARK)[0].replace(_CUT, "")
+            self._render([*messages, PlainMessage("user", _MARK)])
+            .split(_MARK)[0]
+            .replace(_BOUNDARY, "")
         )
 
     @functools.cached_property
@@ -252,9 +257,9 @@ class Template:
         return text
 
     def _outside(self, value: Any) -> Any:
-        """A JSON value from outside, with cuts in its texts."""
+        """A JSON value from outside, with boundaries in its texts."""
         if isinstance(value, str):
-            return _CUT.join(pieces_of(self._tokenizer, value.replace(_CUT, "")))
+            return _BOUNDARY.join(pieces_of(self._tokenizer, value.replace(_BOUNDARY, "")))
         if isinstance(value, Mapping):
             return {self._outside(name): self._outside(inner) for name, inner in value.items()}
         return (

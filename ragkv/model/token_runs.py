@@ -32,7 +32,7 @@ class Context:
     def __len__(self) -> int:
         return sum(piece.shape[3] for piece in self.pieces)
 
-    def cut(self, length: int) -> "Context":
+    def shortened(self, length: int) -> "Context":
         """The first `length` tokens; the context itself if it has no more."""
         if len(self) <= length:
             return self

@@ -1,6 +1,6 @@
 """A turn of a conversation while it runs (CachedAttention section 3.1).
 
-A turn never changes the history that it reads. `BlockCutter` cuts new KV into blocks while it is
+A turn never changes the history that it reads. `BlockMaker` divides new KV into blocks while it is
 made, and `Handover` gives them to the block writer. Once the answer is complete, the turn becomes
 part of the history in one step. A turn that fails or is abandoned leaves the session as it was, and
 its blocks are deleted. The planner decides which blocks are exact.
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from .history_blocks import HistoryBlocks
 
 
-class CutBlock(NamedTuple):
+class NewBlock(NamedTuple):
     """A block with its KV."""
 
     block: Block
     kv: torch.Tensor  # (L, 2, G, T, D), a view of what the turn recorded
 
 
-class BlockCutter:
+class BlockMaker:
     """The blocks of one turn's prompt and answer, which grow from the front."""
 
     def __init__(self, prompt: Prompt, made: TurnKV, block_tokens: int, next_index: int) -> None:
@@ -60,18 +60,18 @@ class BlockCutter:
         self.blocks: list[Block] = []  # so far, from the beginning of the history on
         self.at = len(prompt.prefix)  # the position behind them
 
-    def past(self, token_ids: Sequence[int]) -> Iterator[CutBlock]:
+    def past(self, token_ids: Sequence[int]) -> Iterator[NewBlock]:
         """The blocks of the prompt's history that were computed again. `token_ids` are the
         prompt's.
         """
         for number, block in enumerate(self._past):
             if number in self._made.recomputed_blocks:
-                cut = self._cut(token_ids, self.at + len(block), block.index)
-                block = cut.block
-                yield cut
+                new = self._block(token_ids, self.at + len(block), block.index)
+                block = new.block
+                yield new
             self._append(block)
 
-    def complete(self, token_ids: Sequence[int]) -> Iterator[CutBlock]:
+    def complete(self, token_ids: Sequence[int]) -> Iterator[NewBlock]:
         """New blocks that are complete. `token_ids` are those of the prompt and of the answer so
         far.
         """
@@ -84,7 +84,7 @@ class BlockCutter:
                 return
             yield self._new(token_ids, stop)
 
-    def rest(self, token_ids: Sequence[int]) -> Iterator[CutBlock]:
+    def rest(self, token_ids: Sequence[int]) -> Iterator[NewBlock]:
         """What is left once all tokens are known: complete blocks, then a shorter one."""
         yield from self.complete(token_ids)
         # it is exact all through, or not at all: a complete block ended at the bound
@@ -94,18 +94,18 @@ class BlockCutter:
     def _recorded_to(self, token_ids: Sequence[int]) -> int:
         return min(self._made.record.filled_to, len(token_ids))
 
-    def _new(self, token_ids: Sequence[int], stop: int) -> CutBlock:
-        cut = self._cut(token_ids, stop, self._next_index)
+    def _new(self, token_ids: Sequence[int], stop: int) -> NewBlock:
+        new = self._block(token_ids, stop, self._next_index)
         self._next_index += 1
-        self._append(cut.block)
-        return cut
+        self._append(new.block)
+        return new
 
     def _append(self, block: Block) -> None:
         self.blocks.append(block)
         self.at += len(block)
         self._chain.add(block.kept_ids)
 
-    def _cut(self, token_ids: Sequence[int], stop: int, index: int) -> CutBlock:
+    def _block(self, token_ids: Sequence[int], stop: int, index: int) -> NewBlock:
         """The tokens from `at` to `stop` as block number `index`."""
         made = self._made
         ids = tuple(token_ids[self.at : stop])
@@ -121,7 +121,7 @@ class BlockCutter:
             fused=made.fused and not is_exact,
         )
         first = made.record.start
-        return CutBlock(block, made.record.kv[:, :, :, self.at - first : stop - first])
+        return NewBlock(block, made.record.kv[:, :, :, self.at - first : stop - first])
 
 
 class Handover:
@@ -133,12 +133,12 @@ class Handover:
         self._group = group
         self._claim = claim
         self.keys: list[EntryKey] = []  # of all blocks so far
-        self._waiting: deque[CutBlock] = deque()  # not handed over yet
+        self._waiting: deque[NewBlock] = deque()  # not handed over yet
 
-    def add(self, cut: CutBlock) -> None:
+    def add(self, new: NewBlock) -> None:
         """Hand over one more block, as soon as there is room."""
-        self.keys.append(self._blocks.writer.key(cut.block))
-        self._waiting.append(cut)
+        self.keys.append(self._blocks.writer.key(new.block))
+        self._waiting.append(new)
         self._hand_over(0.0)
 
     def finish(self) -> tuple[str, ...]:
@@ -168,8 +168,8 @@ class Handover:
         while self._waiting:
             left_s = until - time.monotonic()
             tried_until = time.monotonic() + min(max(0.0, left_s), POLL_S)
-            cut = self._waiting[0]
-            if self._blocks.save(*cut, self._group, tried_until - time.monotonic()):
+            new = self._waiting[0]
+            if self._blocks.save(*new, self._group, tried_until - time.monotonic()):
                 self._waiting.popleft()
             elif left_s <= 0.0 or self._claim.is_over or self._blocks.writer.is_closed:
                 return
@@ -188,11 +188,11 @@ class Turn(Closing):
         self._task = task
         self._made = made = report.turn_kv
         self._ids = list(task.prompt.token_ids)  # of the prompt, and of the answer so far
-        self._cutter: BlockCutter | None = None  # without KV there are no blocks
+        self._maker: BlockMaker | None = None  # without KV there are no blocks
         if made is not None:
             size = sessions.config.session.block_tokens
             index = session.state.history.next_index
-            self._cutter = BlockCutter(task.prompt, made, size, index)
+            self._maker = BlockMaker(task.prompt, made, size, index)
         self._handover = Handover(sessions.blocks, self._group, task.claim)
         self._ended = False
 
@@ -203,9 +203,9 @@ class Turn(Closing):
 
     def begin(self) -> None:
         """Save blocks of history that were computed again, then complete new ones."""
-        if self._cutter is not None:
-            self._save(self._cutter.past(self._ids))
-            self._save(self._cutter.complete(self._ids))
+        if self._maker is not None:
+            self._save(self._maker.past(self._ids))
+            self._save(self._maker.complete(self._ids))
 
     def follow(self, event: TokenEvent | Answer) -> TokenEvent | Answer:
         """The answer has one more token: save blocks as they become complete. An `Answer` finishes
@@ -217,8 +217,8 @@ class Turn(Closing):
             return event.with_notes(*self.end(event.token_ids))
         if event.token_id is not None:
             self._ids.append(event.token_id)
-            if self._cutter is not None:
-                self._save(self._cutter.complete(self._ids))
+            if self._maker is not None:
+                self._save(self._maker.complete(self._ids))
         return event
 
     def end(self, answer: tuple[int, ...] = ()) -> tuple[str, ...]:
@@ -237,13 +237,13 @@ class Turn(Closing):
         next_frequencies = sessions.adapter.rope.frequencies(len(whole) + 1)
         # Under other RoPE frequencies the next prompt, which is longer, cannot use this KV.
         if (
-            self._cutter is not None
+            self._maker is not None
             and self._made is not None
             and next_frequencies == self._made.frequencies
         ):
-            self._save(self._cutter.rest(self._ids))
-            blocks = tuple(self._cutter.blocks)
-            at = self._cutter.at
+            self._save(self._maker.rest(self._ids))
+            blocks = tuple(self._maker.blocks)
+            at = self._maker.at
         assert prompt.history is not None
         parts = prompt.history.parts + self._parts(len(answer), len(between))
         history = History(blocks, whole[at:], parts)
@@ -279,12 +279,12 @@ class Turn(Closing):
         """By which policies see which blocks belong together."""
         return conversation_group(self._session.session_id)
 
-    def _save(self, cuts: Iterable[CutBlock]) -> None:
+    def _save(self, blocks: Iterable[NewBlock]) -> None:
         """Hand blocks to the writer. Before the first block the store's policies learn of the turn."""
-        for cut in cuts:
+        for new in blocks:
             if not self._handover.keys and self._made is not None:
                 self._session.sessions.blocks.writer.turn_ended(self._policy_turn(self._made))
-            self._handover.add(cut)
+            self._handover.add(new)
 
     def _policy_turn(self, made: TurnKV) -> TurnSize:
         """This turn as eviction policies see it; the answer counts with its most tokens, as its
@@ -336,8 +336,8 @@ class Turn(Closing):
 
 
 def _blocks(start: int, stop: int, exact_until: int, size: int) -> int:
-    """How many blocks of at most `size` tokens hold start ... stop - 1, cut where they are exact no
-    more.
+    """How many blocks of at most `size` tokens hold start ... stop - 1. One ends where they are
+    exact no more.
     """
-    cut = min(max(start, exact_until), stop)
-    return -(-(cut - start) // size) - (-(stop - cut) // size)
+    between = min(max(start, exact_until), stop)
+    return -(-(between - start) // size) - (-(stop - between) // size)

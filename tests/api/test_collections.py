@@ -422,7 +422,7 @@ def test_documents_are_stored_before_their_kv_and_the_answer_says_how_much_kv_is
         with engine_of(client.app).parts.scheduler.computing():  # no chunk can be computed
             stored = pool.submit(store, client, 60)
             wait_until(lambda: client.get("/v1/collections/facts").json().get("documents") == 60)
-            service_of(client.app).cut()
+            service_of(client.app).cancel_all()
         body = stored.result().json()
     assert (
         len(body["added"]) == 60 == body["chunks"]["encoded"] + body["chunks"]["left"]

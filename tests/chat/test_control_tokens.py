@@ -134,7 +134,7 @@ def test_no_text_from_outside_is_a_control_token(family: str) -> None:
             PlainMessage("user", said),
         ]
         rendered = template.render(template.messages(messages))
-        return template.token_ids(rendered.text, rendered.cuts)
+        return template.token_ids(rendered.text, rendered.boundaries)
 
     assert control_ids(tokenizer, prompt(text)) == control_ids(tokenizer, prompt("harmless"))
 

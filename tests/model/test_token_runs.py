@@ -67,9 +67,9 @@ def test_a_context_of_pieces_stands_in_their_order() -> None:
 def test_a_cut_context_keeps_its_first_tokens() -> None:
     kv = torch.arange(10.0).reshape(1, 1, 1, 10, 1)
     context = Context((kv[:, :, :, :4], kv[:, :, :, 4:]))
-    assert context.cut(10) is context
+    assert context.shortened(10) is context
     for length in range(10):
-        cut = context.cut(length)
+        cut = context.shortened(length)
         assert torch.cat(
             [torch.empty((1, 1, 1, 0, 1)), *cut.pieces], dim=3
         ).flatten().tolist() == list(range(length))

@@ -68,13 +68,13 @@ class TestEveryPolicy:
             elif step == "start" and queue:
                 policy.left(*queue.pop(0))
             elif step == "evict":
-                cut = policy.victim(pinned, float(now))
+                eviction = policy.victim(pinned, float(now))
                 there = {other for other, blocks in held.items() if blocks} - pinned
-                assert (cut is None) == (not there)
-                if cut is not None:
-                    assert cut.group in there and 0 <= cut.keep < held[cut.group]
-                    held[cut.group] = cut.keep
-                    policy.held(cut.group, cut.keep, cut.keep, float(now))
+                assert (eviction is None) == (not there)
+                if eviction is not None:
+                    assert eviction.group in there and 0 <= eviction.keep < held[eviction.group]
+                    held[eviction.group] = eviction.keep
+                    policy.held(eviction.group, eviction.keep, eviction.keep, float(now))
 
 
 def test_an_unknown_policy_is_refused_naming_the_known_ones() -> None:

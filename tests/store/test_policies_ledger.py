@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.simulate import ALL_POLICIES, make_any_policy
 from ragkv.errors import StoreError
 from ragkv.store import LRU, EntryKey, Item, Policy, TurnSize, make_policy
-from ragkv.store.policies import Cut, PolicySettings
+from ragkv.store.policies import Eviction, PolicySettings
 from ragkv.store.tiers.ledger import MOST_NEWS, Ledger, Slot
 
 CAPACITY = 12
@@ -104,8 +104,8 @@ def test_a_refused_put_leaves_the_policy_unchanged(name: str) -> None:
     assert not shelf.add(Item(EntryKey("more"), 1), 1.0)
     assert shelf.evicted == []
     shelf.ledger.release(slot)
-    cut = shelf.ledger.informed_policy().victim((), 2.0)
-    assert cut is not None and cut.group == "held"
+    eviction = shelf.ledger.informed_policy().victim((), 2.0)
+    assert eviction is not None and eviction.group == "held"
 
 
 class TellingLRU(LRU):
@@ -123,7 +123,7 @@ class TellingLRU(LRU):
         self.calls.append(f"used {group}")
         super().used(group, now)
 
-    def victim(self, pinned: Container[str], now: float) -> Cut | None:
+    def victim(self, pinned: Container[str], now: float) -> Eviction | None:
         self.calls.append("victim")
         return super().victim(pinned, now)
 
@@ -192,24 +192,28 @@ def test_free_blocks_are_evicted_before_blocks_of_older_use() -> None:
 
 
 class Wrong(LRU):
-    """A policy that cuts what `cut` says, whatever is held."""
+    """A policy that evicts what `eviction` says, whatever is held."""
 
-    cut: Cut | None = None
+    eviction: Eviction | None = None
 
-    def victim(self, pinned: Container[str], now: float) -> Cut | None:
-        return self.cut
+    def victim(self, pinned: Container[str], now: float) -> Eviction | None:
+        return self.eviction
 
 
-@pytest.mark.parametrize("cut", [None, Cut("b"), Cut("a", 5), Cut("c", whole=True)])
-def test_a_policy_that_cuts_nothing_ends_the_put_and_hangs_nothing(cut: Cut | None) -> None:
+@pytest.mark.parametrize(
+    "eviction", [None, Eviction("b"), Eviction("a", 5), Eviction("c", whole=True)]
+)
+def test_a_policy_that_evicts_nothing_ends_the_put_and_hangs_nothing(
+    eviction: Eviction | None,
+) -> None:
     policy = Wrong()
     shelf = Shelf(2, policy)
     assert shelf.add(Item(EntryKey("a0"), 2, "a", 0))
-    policy.cut = cut
+    policy.eviction = eviction
     new = Item(EntryKey("new"), 1, "new", 0)
-    with pytest.raises(StoreError, match="cut"):
+    with pytest.raises(StoreError, match="The policy"):
         shelf.add(new)
-    policy.cut = Cut("a")
+    policy.eviction = Eviction("a")
     assert shelf.add(new) and [slot.item for slot in shelf.ledger.slots()] == [new]
 
 

@@ -28,7 +28,7 @@ from ragkv.store import (
     opening,
 )
 from ragkv.store.entry import StoredEntry
-from ragkv.store.policies import Cut
+from ragkv.store.policies import Eviction
 from ragkv.store.stored_form import stored_form
 from tests.scheduling.helpers import begin, together, until
 
@@ -262,30 +262,32 @@ def lookahead(held: str, queued: str, policy: Policy | None = None) -> Policy:
 def test_lookahead_forgets_the_request_that_left_and_not_another_of_its_group() -> None:
     policy = lookahead("ab", "aba")
     policy.left("a", 0)  # the other request of a is behind b
-    assert policy.victim((), 1.0) == Cut("a", whole=True)
+    assert policy.victim((), 1.0) == Eviction("a", whole=True)
     policy.queued("b", 3)
     policy.left("a", 2)
     policy.left("a", 7)  # never joined: ignored
     policy.left("b", 3)
-    assert policy.victim({"a"}, 1.0) == Cut("b", whole=True)
+    assert policy.victim({"a"}, 1.0) == Eviction("b", whole=True)
 
 
 def test_lookahead_keeps_the_position_of_a_group_whose_later_request_left() -> None:
     policy = lookahead("ab", "aba")
     policy.left("a", 2)  # a is still before b
-    assert policy.victim((), 1.0) == Cut("b", whole=True)
+    assert policy.victim((), 1.0) == Eviction("b", whole=True)
 
 
 def test_lookahead_evicts_groups_behind_its_window() -> None:
     policy = lookahead("abc", "abc", WindowedLookAhead(1))
     policy.left("b", 1)
     policy.left("a", 0)  # c moves into the window
-    assert policy.victim((), 1.0) == Cut("b", whole=True)
-    assert policy.victim({"a", "b"}, 1.0) == Cut("c", whole=True)
+    assert policy.victim((), 1.0) == Eviction("b", whole=True)
+    assert policy.victim({"a", "b"}, 1.0) == Eviction("c", whole=True)
 
 
 def test_lookahead_counts_a_group_that_waits_twice_only_once() -> None:
-    assert lookahead("abc", "aaabc", WindowedLookAhead(2)).victim((), 1.0) == Cut("c", whole=True)
+    assert lookahead("abc", "aaabc", WindowedLookAhead(2)).victim((), 1.0) == Eviction(
+        "c", whole=True
+    )
 
 
 class Asked(set[str]):
@@ -308,7 +310,7 @@ def test_lookahead_finds_its_victim_without_a_look_at_the_whole_queue(length: in
         policy.queued(group, length + number)
         policy.held(group, 1, 1, 0.0)
     pinned = Asked(groups[-2:])
-    assert policy.victim(pinned, 1.0) == Cut(groups[-3], whole=True)
+    assert policy.victim(pinned, 1.0) == Eviction(groups[-3], whole=True)
     assert pinned.asked <= 4
 
 

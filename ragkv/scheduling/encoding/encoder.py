@@ -87,7 +87,7 @@ class Encoder:
             return TokenRun(before + token_ids, skip=len(before))
         context = self.contexts.of(before, self.between)
         return TokenRun(
-            token_ids, context if limit is None else context.cut(limit - len(token_ids))
+            token_ids, context if limit is None else context.shortened(limit - len(token_ids))
         )
 
     def _entry(self, token_ids: tuple[int, ...], kv: torch.Tensor, stop: int) -> Entry:

@@ -11,7 +11,7 @@ from ragkv.config import at_least
 from ragkv.errors import ConfigError
 from ragkv.registry import POLICIES
 
-from .base import Cut, Item, Policy
+from .base import Eviction, Item, Policy
 from .inputs import NEVER, NextRequest, PolicySettings, TurnSize
 from .lru import LRU
 
@@ -40,7 +40,7 @@ def check_settings(settings: PolicySettings | None) -> None:
 __all__ = [
     "LRU",
     "NEVER",
-    "Cut",
+    "Eviction",
     "Item",
     "NextRequest",
     "Policy",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # no torch
     from ..entry import EntryKey
 
 
-class Cut(NamedTuple):
+class Eviction(NamedTuple):
     """Which group loses its tail: its blocks from the last down to number `keep`, as many as space
     is needed for.
     """
@@ -65,9 +65,9 @@ class Policy(ABC):
         """
 
     @abstractmethod
-    def victim(self, pinned: Container[str], now: float) -> Cut | None:
-        """The next cut, of a held group that is not `pinned`; `None` if all are pinned. Changes no
-        later decision. A cut that evicts nothing is an error, which ends the put.
+    def victim(self, pinned: Container[str], now: float) -> Eviction | None:
+        """What goes next, of a held group that is not `pinned`; `None` if all are pinned. Changes no
+        later decision. One that evicts nothing is an error, which ends the put.
         """
 
     def turn_ended(self, turn: TurnSize) -> None:  # noqa: B027

@@ -15,7 +15,7 @@ from collections.abc import Container
 from math import inf, log
 from typing import NamedTuple
 
-from .base import Cut, Policy
+from .base import Eviction, Policy
 from .conversation_model import Departed, ModelLearner
 from .inputs import PolicySettings, TurnSize
 from .lru import Rank, Ranking
@@ -100,11 +100,11 @@ class ETLRU(Policy):
             return 0
         return max(0, length - self.settings.xi_blocks + self._model.steps[worth - 1])
 
-    def victim(self, pinned: Container[str], now: float) -> Cut | None:
+    def victim(self, pinned: Container[str], now: float) -> Eviction | None:
         first = self._ranking.first(pinned)
         if first is None:
             return None
-        return Cut(first[1], self._floor(first[1]))
+        return Eviction(first[1], self._floor(first[1]))
 
     def _rank(self, group: str, worth: int) -> Rank:
         known = self._known[group]

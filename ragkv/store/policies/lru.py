@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Container
 from heapq import heapify, heappop, heappush
 
-from .base import Cut, Policy
+from .base import Eviction, Policy
 from .inputs import PolicySettings, TurnSize
 
 Rank = tuple[float, int]  # the lowest is evicted first; the second number breaks ties
@@ -36,9 +36,9 @@ class LRU(Policy):
         if grown:
             self._held.move_to_end(group)
 
-    def victim(self, pinned: Container[str], now: float) -> Cut | None:
+    def victim(self, pinned: Container[str], now: float) -> Eviction | None:
         oldest = first_unpinned(self._held, pinned)
-        return None if oldest is None else Cut(oldest)
+        return None if oldest is None else Eviction(oldest)
 
 
 class Ranking:
@@ -125,12 +125,12 @@ class LookAhead(LRU):
         if grown or not blocks:
             self._place(group)
 
-    def victim(self, pinned: Container[str], now: float) -> Cut | None:
+    def victim(self, pinned: Container[str], now: float) -> Eviction | None:
         group = first_unpinned(self._outside, pinned)
         if group is None:
             last = self._last.first(pinned)
             group = None if last is None else last[1]
-        return None if group is None else Cut(group, whole=True)
+        return None if group is None else Eviction(group, whole=True)
 
     def _place(self, group: str) -> None:
         """Rank a held group by its first request; without one it counts as used now."""

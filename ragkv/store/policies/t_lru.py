@@ -3,13 +3,13 @@ conversations first.
 
 A turn meets its latency target if at most xi of its blocks are uncached. So keeping more than `L +
 Q^ - xi` blocks of a conversation does not shorten the tail, and blocks beyond that budget are free.
-As printed, the algorithm frees one block more (`>=`) and may cut below zero. We do neither.
+As printed, the algorithm frees one block more (`>=`) and may go below zero. We do neither.
 """
 
 from collections import OrderedDict
 from collections.abc import Container
 
-from .base import Cut
+from .base import Eviction
 from .conversation_model import Departed, ReturnGaps
 from .inputs import PolicySettings, TurnSize
 from .lru import LRU, first_unpinned
@@ -60,9 +60,9 @@ class TLRU(LRU):
         elif group in self._free and blocks <= self._free[group]:
             del self._free[group]
 
-    def victim(self, pinned: Container[str], now: float) -> Cut | None:
+    def victim(self, pinned: Container[str], now: float) -> Eviction | None:
         group = first_unpinned(self._free, pinned)
-        return super().victim(pinned, now) if group is None else Cut(group, self._free[group])
+        return super().victim(pinned, now) if group is None else Eviction(group, self._free[group])
 
     def _forget(self, group: str) -> None:
         self._budget.pop(group, None)
@@ -119,10 +119,10 @@ class GuardedTLRU(TLRU):
             self._gaps.add(turn.since)
             self._limit_s = self._gaps.quantile(self.QUANTILE)
 
-    def victim(self, pinned: Container[str], now: float) -> Cut | None:
+    def victim(self, pinned: Container[str], now: float) -> Eviction | None:
         oldest = first_unpinned(self._held, pinned)
         if oldest in self._last_turn_at and now - self._last_turn_at[oldest] > self._limit_s:
-            return Cut(oldest)
+            return Eviction(oldest)
         return super().victim(pinned, now)
 
     def _forget(self, group: str) -> None:

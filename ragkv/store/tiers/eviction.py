@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from ragkv.errors import StoreError
 
-from ..policies import Cut, Item
+from ..policies import Eviction, Item
 
 if TYPE_CHECKING:
     from .ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Eviction:
+class Evictor:
     """Makes items leave a ledger, those that its policy chooses. The caller holds the ledger's
     lock.
     """
@@ -51,12 +51,12 @@ class Eviction:
 
     def _evict_for(self, item: Item, now: float) -> bool:
         while not self.ledger.has_room(item.size):
-            cut = self._victim(now)
-            if self._is_in(item, cut):
-                if cut.whole:
-                    self._take(cut, item.size)
+            eviction = self._victim(now)
+            if self._is_in(item, eviction):
+                if eviction.whole:
+                    self._take(eviction, item.size)
                 return False
-            self._evict(cut, item.size)
+            self._evict(eviction, item.size)
         return True
 
     def _announce(self, item: Item, now: float) -> None:
@@ -67,39 +67,40 @@ class Eviction:
         size = (0 if group is None else group.size) + item.size
         self.ledger.tell(lambda policy: policy.held(name, extent, size, now))
 
-    def _victim(self, now: float) -> Cut:
+    def _victim(self, now: float) -> Eviction:
         leased = self.ledger.leased
         policy = self.ledger.informed_policy()
-        cut = policy.victim(leased, now)
-        if cut is None or cut.group in leased:
+        eviction = policy.victim(leased, now)
+        if eviction is None or eviction.group in leased:
             raise StoreError(
-                f"The policy {type(policy).__name__} must cut a group that is not leased, not {cut}."
+                f"The policy {type(policy).__name__} must evict from a group that is not leased: "
+                f"{eviction}."
             )
-        return cut
+        return eviction
 
-    def _is_in(self, item: Item, cut: Cut) -> bool:
-        """Whether `item` would be the tail of the group that is cut, and so the first to go."""
-        if cut.group != self.ledger.group_of(item):
+    def _is_in(self, item: Item, eviction: Eviction) -> bool:
+        """Whether `item` would be the tail of the chosen group, and so the first to go."""
+        if eviction.group != self.ledger.group_of(item):
             return False
-        group = self.ledger.groups.get(cut.group)
-        return item.index >= max(cut.keep, 0 if group is None else group.extent)
+        group = self.ledger.groups.get(eviction.group)
+        return item.index >= max(eviction.keep, 0 if group is None else group.extent)
 
-    def _evict(self, cut: Cut, size: int) -> None:
-        """Take what is cut. Raises `StoreError` if that is nothing: the policy would name it again,
-        for ever.
+    def _evict(self, eviction: Eviction, size: int) -> None:
+        """Evict what the policy chose. Raises `StoreError` if that is nothing: the policy would
+        name it again, for ever.
         """
-        if not self._take(cut, size):
-            raise StoreError(f"The policy cut {cut}, of which nothing is held.")
+        if not self._take(eviction, size):
+            raise StoreError(f"The policy chose {eviction}, of which nothing is held.")
 
-    def _take(self, cut: Cut, size: int) -> bool:
-        """Evict a group's last blocks, down to the cut, or until `size` bytes are free; whether
+    def _take(self, eviction: Eviction, size: int) -> bool:
+        """Evict a group's last blocks, down to `keep`, or until `size` bytes are free; whether
         there were any.
         """
         ledger = self.ledger
-        group = ledger.groups.get(cut.group)
+        group = ledger.groups.get(eviction.group)
         took = False
-        while group is not None and group.slots and group.slots[-1].item.index >= cut.keep:
-            if not cut.whole and ledger.has_room(size):
+        while group is not None and group.slots and group.slots[-1].item.index >= eviction.keep:
+            if not eviction.whole and ledger.has_room(size):
                 break
             ledger.evict(group.slots[-1])
             took = True

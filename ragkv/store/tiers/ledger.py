@@ -18,7 +18,7 @@ from ragkv.errors import EntryDamagedError, EntryUnreachableError
 
 from ..entry import EntryKey
 from ..policies import Item, Policy
-from .eviction import Eviction
+from .eviction import Evictor
 from .stats import Counts, TierStats
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Ledger(Generic[P]):
         # re-entrant: garbage collection may close an abandoned lease while it is held
         self.lock = threading.RLock()
         self._slots: dict[EntryKey, Slot[P]] = {}
-        self._eviction = Eviction(self)
+        self._evictor = Evictor(self)
         self._policy = policy
         self._news: list[Callable[[Policy], object]] = []
         self._delete = delete
@@ -159,7 +159,7 @@ class Ledger(Generic[P]):
         follow, before anything else takes that room. `used`: when it was used, if not now.
         """
         with self.lock:
-            return self.has_room(item.size) or self._eviction.make_room(item, self._time(used))
+            return self.has_room(item.size) or self._evictor.make_room(item, self._time(used))
 
     def add(self, item: Item, payload: P, used: float | None = None) -> None:
         """Add an item that has room. `used`: as for `make_room`."""
@@ -219,7 +219,7 @@ class Ledger(Generic[P]):
         """Change the capacity; what does not fit any more and is not leased is evicted."""
         with self.lock:
             self.capacity_bytes = capacity_bytes
-            self._eviction.shrink(self._clock())
+            self._evictor.shrink(self._clock())
 
     def close(self) -> None:
         """Hold nothing any more, and take nothing. Open leases stay valid."""
