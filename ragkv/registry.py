@@ -57,8 +57,8 @@ class TierRow(NamedTuple):
 
 # By the kind of tier, fastest first: promotions go up, writes go down.
 TIERS = {
-    "memory": TierRow("memory_bytes", "ragkv.store.opening:open_memory"),
-    "disk": TierRow("directory", "ragkv.store.opening:open_disk"),
+    "memory": TierRow("memory_bytes", "ragkv.store.tiers.memory:open_memory"),
+    "disk": TierRow("directory", "ragkv.store.tiers.disk:open_disk"),
     "redis": TierRow("redis", "ragkv.cluster:open_redis"),
     "s3": TierRow("s3", "ragkv.cluster:open_s3"),
 }

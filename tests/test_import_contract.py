@@ -82,6 +82,12 @@ def test_two_files_that_import_each_other_break_the_contract(tree: Path) -> None
     assert "No two files or packages import each other BROKEN" in ran.stdout
 
 
+def test_a_copy_of_the_recipes_tier_among_the_tiers_keeps_the_contract(tree: Path) -> None:
+    shutil.copy(ROOT / "tests/store/toy_tier.py", tree / "ragkv/store/tiers/toy.py")
+    ran = lint(tree)
+    assert ran.returncode == 0, ran.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "imported"), UPWARD, ids=lambda name: str(name).removeprefix("ragkv.")

@@ -13,6 +13,7 @@ from ragkv.fusion import Selector
 from ragkv.retrieval.documents.formats import FORMATS
 from ragkv.store.codecs import Codec
 from ragkv.store.policies import Policy
+from ragkv.store.tiers import Tier
 
 TABLES = {
     name: table
@@ -55,6 +56,17 @@ def test_names_are_in_alphabetical_order_but_for_tiers(table: str) -> None:
 def test_every_tier_has_a_setting_that_asks_for_it() -> None:
     for row in registry.TIERS.values():
         getattr(StoreConfig(), row.setting)
+
+
+def test_a_tier_of_the_store_is_opened_by_a_function_in_the_file_of_its_class() -> None:
+    for kind, row in registry.TIERS.items():
+        opener = resolve_name(row.opener)
+        assert opener.__name__ == f"open_{kind}"
+        if row.opener.startswith("ragkv.store."):
+            module = resolve_name(opener.__module__)
+            classes = [one for one in vars(module).values() if isinstance(one, type)]
+            own = [one for one in classes if one.__module__ == module.__name__]
+            assert any(issubclass(one, Tier) for one in own)
 
 
 def test_the_endings_of_documents_lead_to_loaders() -> None:

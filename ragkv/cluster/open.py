@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ragkv.config import RedisConfig, RemoteConfig, StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.store import Identity
-from ragkv.store.opening import TierRequest
 from ragkv.store.record import RECORD_VERSION
+from ragkv.store.tiers.base import TierRequest
 
 from .connector import Connector
 from .entry_values import digest_of

@@ -6,22 +6,13 @@ and which function opens it.
 
 from contextlib import ExitStack
 from pkgutil import resolve_name
-from typing import NamedTuple
 
 from ragkv.config import StoreConfig
 from ragkv.registry import TIERS
 
-from .policies import Policy, PolicySettings, make_policy
+from .policies import PolicySettings, make_policy
 from .store import Store
-from .tiers import DiskTier, MemoryTier, ReadOnlyDiskTier, Tier
-
-
-class TierRequest(NamedTuple):
-    """What a tier is opened for."""
-
-    config: StoreConfig
-    policy: Policy  # of this tier alone; who evicts by itself ignores it
-    page_locked: bool  # for memory: CUDA copies entries from there
+from .tiers.base import Tier, TierRequest
 
 
 def kinds_of(config: StoreConfig) -> tuple[str, ...]:
@@ -64,17 +55,3 @@ def open_tiers(
             opened.callback(tiers[-1].close)
         opened.pop_all()
     return tiers
-
-
-def open_memory(asked: TierRequest) -> MemoryTier:
-    """The tier that `store.memory_bytes` asks for."""
-    return MemoryTier(asked.config.memory_bytes, asked.policy, asked.page_locked)
-
-
-def open_disk(asked: TierRequest) -> Tier:
-    """The tier that `store.directory` asks for: to be written, or only read. Raises `StoreError`."""
-    config = asked.config
-    assert config.directory is not None
-    if config.read_only:
-        return ReadOnlyDiskTier(config.directory)
-    return DiskTier(config.directory, config.disk_bytes, asked.policy)

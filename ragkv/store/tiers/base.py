@@ -7,14 +7,25 @@ All methods are thread-safe. A tier drops an entry that turns out to be damaged.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from ragkv.config import StoreConfig
 
 from ..entry import EntryInfo, EntryKey, Identity, StoredEntry
+from ..policies import Policy
 from .lease import Lease
 from .ledger import Ledger
 from .stats import TierStats
 
 UNLIMITED_BYTES = 2**62  # a capacity that nothing fills
+
+
+class TierRequest(NamedTuple):
+    """What the opener of a tier is given: the function that its row of `TIERS` names."""
+
+    config: StoreConfig
+    policy: Policy  # for this tier alone; a tier that does not evict by a policy ignores it
+    page_locked: bool  # CUDA copies entries from this tier's memory
 
 
 class Tier(ABC):

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 
 import torch
 
@@ -25,7 +26,7 @@ from ragkv.errors import EntryDamagedError, EntryUnreachableError, StoreError
 from ..entry import EntryInfo, EntryKey, Identity, StoredEntry
 from ..policies import LRU, Policy
 from ..record import OtherVersionError, RecordHead, bytes_of, read_head, read_info
-from .base import UNLIMITED_BYTES, Tier
+from .base import UNLIMITED_BYTES, Tier, TierRequest
 from .entry_files import EntryFiles
 from .lease import Lease, StoredLease
 from .ledger import Ledger, Slot
@@ -230,3 +231,13 @@ def set_used(path: str | Path, now: float) -> None:
     """Note the last use of a file. A loss changes only what is evicted first after a restart."""
     with contextlib.suppress(OSError):
         os.utime(path, (now, now))
+
+
+def open_disk(asked: TierRequest) -> Tier:
+    """The tier that `store.directory` asks for: to be written, or only read. Raises `StoreError`."""
+    config = asked.config
+    assert config.directory is not None
+    if config.read_only:  # by name, because `read_only.py` imports this file
+        tier: Tier = resolve_name("ragkv.store.tiers.read_only:ReadOnlyDiskTier")(config.directory)
+        return tier
+    return DiskTier(config.directory, config.disk_bytes, asked.policy)

@@ -19,7 +19,7 @@ from ..codecs import RAW
 from ..entry import Entry, EntryInfo, EntryKey, Identity, StoredEntry
 from ..policies import Item, Policy
 from ..stored_form import stored_form
-from .base import Tier
+from .base import Tier, TierRequest
 from .lease import Lease
 from .ledger import Ledger, Slot
 from .stats import TierKind, TierStats
@@ -145,3 +145,8 @@ class MemoryTier(Tier):
         if not self.page_locked:
             return entry.size_bytes
         return 1 << (entry.size_bytes - 1).bit_length()
+
+
+def open_memory(asked: TierRequest) -> MemoryTier:
+    """The tier that `store.memory_bytes` asks for."""
+    return MemoryTier(asked.config.memory_bytes, asked.policy, asked.page_locked)
