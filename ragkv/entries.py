@@ -235,7 +235,7 @@ class Entries:
             return deleted_everywhere(others, self.store.delete)
 
     def gc(self) -> int:
-        """Delete the entries of other models, dtypes, adapters and tokenizers, of any tenant.
+        """Delete the entries of other models, dtypes, LoRAs and tokenizers, of any tenant.
 
         Returns the bytes freed.
         """
@@ -261,7 +261,7 @@ class Entries:
         return checked
 
     def _is_own(self, identity: Identity) -> bool:
-        """Whether entries of `identity` are of this model, dtype, adapter and tokenizer, and of a
+        """Whether entries of `identity` are of this model, dtype, LoRA and tokenizer, and of a
         kind in use.
         """
         own = self.identity

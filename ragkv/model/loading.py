@@ -34,13 +34,13 @@ def load(
     name: str | os.PathLike[str],
     device: str,
     dtype: str,
-    adapter: str = "",
+    lora: str = "",
     weights: str = "plain",
     packed_bytes: int | None = None,
 ) -> tuple[Any, Any | None]:
     """A causal LM in eval mode and its tokenizer, or `None` if the folder has none.
 
-    `adapter` is the folder or hub id of a LoRA adapter, which is merged into the weights. With the
+    `lora` is the folder or hub id of a LoRA adapter, which is merged into the weights. With the
     `weights` "int8" the linear layers are then rounded, with copies for few rows up to
     `packed_bytes`. Raises `ModelNotFoundError`, `UnsupportedModelError` (before any weight is
     read), `MissingExtraError` or `ConfigError`.
@@ -64,8 +64,8 @@ def load(
         )
     if (grids := Path(path) / GRIDS).is_file():
         int4.attach(grids, model)
-    if adapter:
-        model = _with_adapter(model, adapter)
+    if lora:
+        model = _with_lora(model, lora)
     try:
         model = model.to(target)
     except (RuntimeError, AssertionError) as error:
@@ -82,14 +82,14 @@ def load_tokenizer(name: str | os.PathLike[str]) -> Any | None:
     return _tokenizer(folder_of(name))
 
 
-def _with_adapter(model: Any, adapter: str) -> Any:
+def _with_lora(model: Any, lora: str) -> Any:
     """`model` with a LoRA adapter merged into its weights."""
     try:
         peft: Any = importlib.import_module("peft")
     except ImportError as error:
         raise MissingExtraError("peft", "lora", "A LoRA adapter") from error
     try:
-        return peft.PeftModel.from_pretrained(model, adapter).merge_and_unload(safe_merge=True)
+        return peft.PeftModel.from_pretrained(model, lora).merge_and_unload(safe_merge=True)
     except (
         OSError,
         ValueError,
@@ -100,7 +100,7 @@ def _with_adapter(model: Any, adapter: str) -> Any:
         SafetensorError,
     ) as error:
         raise ModelNotFoundError(
-            f"Cannot load a LoRA adapter of this model from {adapter!r}: {_first_line(error)}"
+            f"Cannot load a LoRA adapter of this model from {lora!r}: {_first_line(error)}"
         ) from error
 
 

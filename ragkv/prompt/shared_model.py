@@ -98,7 +98,7 @@ class SharedModel:
             architecture=architecture_digest(adapter),
             rope=rope_digest(adapter),
             dtype=dtype_name(adapter.dtype),
-            adapter="",
+            lora="",
             tokenizer=tokenizer_digest(tokenizer),
             context="",
         )
@@ -111,7 +111,7 @@ class SharedModel:
 
     def identity_for(self, config: EngineConfig) -> Identity:
         """The identity of what an engine with these settings stores, without codec and context."""
-        return replace(self.identity, adapter=config.adapter_id, tenant=config.store.tenant)
+        return replace(self.identity, lora=config.adapter_id, tenant=config.store.tenant)
 
     def chunk_identity(
         self, config: EngineConfig, prefix_ids: tuple[int, ...], neutral: tuple[int, ...]

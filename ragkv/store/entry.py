@@ -28,6 +28,8 @@ from .codecs import Codec, codec_of
 FORMAT_VERSION = 5  # of KV and of identities; `RECORD_VERSION` is that of the bytes of an entry
 _KEY_TEXT = re.compile(r"[0-9a-f]{64}")
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+# The fields of an identity that stored JSON calls otherwise.
+_STORED_AS = {"lora": "adapter", "neutral": "behind"}
 _GROUP = re.compile(r"[\w-]{0,64}", re.ASCII)  # it is a part of a file's name
 
 
@@ -63,7 +65,7 @@ class Identity:
     architecture: str  # digest of the config fields that affect the computation
     rope: str  # digest of the RoPE parameters
     dtype: str  # "bfloat16", "float32", ...
-    adapter: str  # LoRA id, "" for none
+    lora: str  # LoRA id, "" for none
     tokenizer: str  # digest of the tokenizer, "" for none
     context: str  # digest of the token ids before this run: the application's prefix, for a chunk
     tenant: str = ""  # salt: tenants never share entries
@@ -79,17 +81,21 @@ class Identity:
         return EntryKey(digest.hexdigest())
 
     def to_json(self) -> str:
-        """Canonical JSON: sorted keys, no spaces. Stored entries call `neutral` `behind`, and older
-        ones lack it, so an empty one is left out.
-        """
+        """Canonical JSON of the stored fields: sorted keys, no spaces. A key is a digest of it."""
         return self._json
 
     @functools.cached_property
     def _json(self) -> str:  # once: a request hashes a key for every chunk
-        named = dict(vars(self))
-        if neutral := named.pop("neutral"):
-            named["behind"] = neutral
-        return _CANONICAL.encode(named)
+        return _CANONICAL.encode(self.stored_fields())
+
+    def stored_fields(self) -> dict[str, Any]:
+        """The fields under the names that stored entries, and servers of other versions, know.
+        Older entries lack `behind`, so an empty one is left out.
+        """
+        named = {_STORED_AS.get(name, name): value for name, value in vars(self).items()}
+        if not self.neutral:
+            del named["behind"]
+        return named
 
     @staticmethod
     @functools.lru_cache(maxsize=64)  # a request reads one for every entry
@@ -98,9 +104,9 @@ class Identity:
         return _of_stored(**json.loads(text))
 
 
-def _of_stored(behind: str = "", **named: Any) -> Identity:
+def _of_stored(adapter: str, behind: str = "", **named: Any) -> Identity:
     """The identity with the fields of its JSON."""
-    return Identity(neutral=behind, **named)
+    return Identity(lora=adapter, neutral=behind, **named)
 
 
 def ids_bytes(token_ids: Sequence[int]) -> bytes:

@@ -209,7 +209,7 @@ def test_without_its_package_an_adapter_and_a_gguf_file_name_the_package_to_inst
 
     monkeypatch.setattr(importlib, "import_module", import_module)
     with pytest.raises(MissingExtraError, match=r"peft: pip install .ragkv\[lora\]"):
-        loading.load(tmp_path, "cpu", "float32", adapter="lora")
+        loading.load(tmp_path, "cpu", "float32", lora="lora")
     with pytest.raises(MissingExtraError, match=r"gguf: pip install .ragkv\[gguf\]"):
         loading.load(tmp_path / "model.gguf", "cpu", "auto")
 

@@ -16,7 +16,7 @@ IDENTITY = Identity(
     architecture="a0",
     rope="r0",
     dtype="bfloat16",
-    adapter="",
+    lora="",
     tokenizer="t0",
     context="c0",
 )

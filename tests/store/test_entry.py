@@ -25,9 +25,21 @@ def test_tokens_and_their_order_change_the_key() -> None:
 
 
 def test_moving_text_between_fields_changes_the_key() -> None:
-    one = dataclasses.replace(IDENTITY, adapter="ab", tokenizer="c")
-    two = dataclasses.replace(IDENTITY, adapter="a", tokenizer="bc")
+    one = dataclasses.replace(IDENTITY, lora="ab", tokenizer="c")
+    two = dataclasses.replace(IDENTITY, lora="a", tokenizer="bc")
     assert one.key([1]) != two.key([1])
+
+
+def test_stored_json_keeps_the_names_that_its_fields_had() -> None:
+    stored = (
+        '{"adapter":"l","architecture":"a","behind":"n","codec":"raw","context":"c",'
+        '"dtype":"float32","format_version":5,"rope":"r","tenant":"","tokenizer":"t","weights":"w"}'
+    )
+    identity = Identity("w", "a", "r", "float32", "l", "t", "c", neutral="n")
+    assert identity.to_json() == stored
+    assert Identity.from_json(stored) == identity
+    with pytest.raises(TypeError):
+        Identity.from_json(stored.replace("adapter", "lora"))
 
 
 def test_an_entry_of_another_shape_or_dtype_is_refused() -> None:

@@ -54,7 +54,7 @@ def connector_answer(
     """What the connector answers to `report_of`; `ratio` and `selector` are those of requests that
     name none.
     """
-    own = {"identity": dataclasses.asdict(identity), "ratio": ratio, "selector": selector}
+    own = {"identity": identity.stored_fields(), "ratio": ratio, "selector": selector}
     return {"report": None if report is None else dict(report), **own}
 
 
@@ -146,10 +146,10 @@ def differences(identity: Identity, theirs: Mapping[str, Any]) -> list[str]:
     """What differs between this engine's identity and the connector's, in words; the tenant is not
     compared.
     """
-    mine = dataclasses.asdict(identity)
+    mine = identity.stored_fields()
     shown = {"dtype", "codec", "adapter", "format_version"}
     return [
         f"{name} ({theirs.get(name)} there, {own} here)" if name in shown else name
         for name, own in mine.items()
-        if name not in ("tenant", "neutral") and theirs.get(name) != own
+        if name not in ("tenant", "behind") and theirs.get(name) != own
     ]

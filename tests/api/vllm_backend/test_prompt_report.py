@@ -10,7 +10,7 @@ from ragkv.prompt.history import EMPTY
 from ragkv.store import Identity
 from ragkv.types import Chunk, PromptSpan, Reuse, Text, Timing
 from ragkv.vllm.front import cached_report, differences, left_report
-from ragkv.vllm.front.prompt_report import prompt_report
+from ragkv.vllm.front.prompt_report import connector_answer, prompt_report
 
 A = (1, 2, 3, 4)
 HEADING = (9,)
@@ -118,7 +118,32 @@ def test_what_vllms_cache_had_is_a_span_and_is_not_computed() -> None:
 
 def test_a_connector_of_another_model_is_named_by_what_differs() -> None:
     own = Identity("w", "a", "r", "float32", "", "t", "c")
-    assert differences(own, dataclasses.asdict(own)) == []
-    assert differences(own, {**dataclasses.asdict(own), "tenant": "other"}) == []
-    other = {**dataclasses.asdict(own), "weights": "x", "dtype": "bfloat16"}
-    assert differences(own, other) == ["weights", "dtype (bfloat16 there, float32 here)"]
+    theirs = connector_answer(None, own, None, "attention")["identity"]
+    assert differences(own, theirs) == []
+    expected = dataclasses.replace(own, neutral="text")
+    assert differences(expected, theirs) == [] == differences(own, {**theirs, "tenant": "other"})
+    other = {**theirs, "weights": "x", "dtype": "bfloat16", "adapter": "lora"}
+    assert differences(own, other) == [
+        "weights",
+        "dtype (bfloat16 there, float32 here)",
+        "adapter (lora there,  here)",
+    ]
+
+
+def test_an_identity_goes_over_the_wire_under_the_names_of_stored_json() -> None:
+    """Otherwise a connector of another version would be taken for another model's."""
+    own = Identity("w", "a", "r", "float32", "l", "t", "c", neutral="n")
+    named = connector_answer(None, own, None, "attention")["identity"]
+    assert named == {
+        "weights": "w",
+        "architecture": "a",
+        "rope": "r",
+        "dtype": "float32",
+        "adapter": "l",
+        "tokenizer": "t",
+        "context": "c",
+        "tenant": "",
+        "codec": "raw",
+        "behind": "n",
+        "format_version": own.format_version,
+    }
