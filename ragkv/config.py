@@ -4,7 +4,6 @@ Names contain the unit, no setting changes another, and an unknown key is refuse
 nearest.
 """
 
-import dataclasses
 import re
 import typing
 from collections.abc import Collection, Mapping
@@ -191,33 +190,13 @@ class FusionConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class PricesConfig:
-    """The cost of stored KV, in USD for a GB (1e9 bytes) and month (730 h). Defaults: rounded cloud
-    prices.
-    """
-
-    # the additional price of a machine with more memory
-    memory_usd_per_gb_month: float = fixed(2.5)
-    disk_usd_per_gb_month: float = fixed(0.08)  # a network SSD
-
-    def __post_init__(self) -> None:
-        for field_ in dataclasses.fields(self):
-            if not 0.0 <= (price := getattr(self, field_.name)) < float("inf"):
-                raise ConfigError(
-                    f"controller.prices.{field_.name} is {price}; a price is finite and not "
-                    "negative."
-                )
-
-
-@dataclass(frozen=True, slots=True)
 class ControllerConfig:
     """The loading controller, which chooses the ratio if it is None (CacheBlend section 5.1)."""
 
     # measure a profile where the store's directory has none, while no request runs
     measure: bool = fixed(True)
-    # keep entries out of memory where disk is as good and cheaper; False: all are in every tier
+    # keep entries out of memory where disk delays no first token; False: all are in every tier
     place: bool = fixed(True)
-    prices: PricesConfig = field(default_factory=PricesConfig)  # of the tiers it compares
 
 
 @dataclass(frozen=True, slots=True)

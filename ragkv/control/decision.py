@@ -9,7 +9,7 @@ compute instead, and tokens to recompute early (CacheBlend 5.1).
    chooses.
 3. If fusing is not faster than computing everything, everything is computed, which is exact
    (`estimators.pays`).
-4. Entries are kept in the cheapest of memory and disk that does not delay the first token.
+4. Entries are kept out of memory if reading them from disk does not delay the first token.
 
 The functions are pure: they turn a profile and numbers into a decision with its reasons. Ratios and
 later measurements change in steps only (`Steady`), so that equal prompts get equal ratios.
@@ -20,10 +20,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ragkv.config import R_STAR, PricesConfig
+from ragkv.config import R_STAR
 from ragkv.fusion import Selection, budget
 
-from .estimators import exposed_s, load_s, pays, recompute_ttft_s, storage_cost, ttft_s
+from .estimators import exposed_s, load_s, pays, recompute_ttft_s, ttft_s
 from .profile import Profile
 from .reasons import Reason
 from .shape import Load, Shape, is_fused_chunk
@@ -31,7 +31,7 @@ from .shape import Load, Shape, is_fused_chunk
 # The grid of ratios above r*: without it a small change of a time would change an answer.
 RATIO_STEP = 0.05
 # Shared storage cannot be chosen, because other replicas read its entries.
-DEVICES = ("memory", "disk")
+DEVICES = ("disk", "memory")  # the lowest first: it costs the least
 # The factor between two speeds that count: a measured speed must be a whole step off to change.
 STEP = 2**0.25
 # An entry's tier is chosen for a prompt of this length.
@@ -82,25 +82,17 @@ def _highest_step(costs_nothing: Callable[[float], bool], r_star: float) -> floa
     return ratio
 
 
-def choose_tier(
-    profile: Profile, shape: Shape, ratio: float, prices: PricesConfig, loads: Sequence[Load]
-) -> str:
-    """The cheapest of `DEVICES` that does not delay the first token: by `DELAY` at most, against the
-    fastest one.
-
-    `loads` are the entries, from any tier. Costs are per month.
+def choose_tier(profile: Profile, shape: Shape, ratio: float, loads: Sequence[Load]) -> str:
+    """The lowest of `DEVICES` that does not delay the first token: by `DELAY` at most, against the
+    fastest one. `loads` are the entries, from any tier.
     """
-    tokens = sum(load.tokens for load in loads)
-    there = {
-        name: [replace(load, tier=name) for load in loads]
+    first_s = {
+        name: ttft_s(profile, shape, ratio, [replace(load, tier=name) for load in loads])
         for name in DEVICES
         if name in profile.tiers
     }
-    first_s = {name: ttft_s(profile, shape, ratio, loads) for name, loads in there.items()}
-    usd = {name: storage_cost(profile, tokens, name, prices) for name in there}
     least_s = min(first_s.values())
-    quick = [name for name in there if first_s[name] <= least_s * DELAY]
-    return min(quick, key=lambda name: (usd[name], first_s[name]))
+    return next(name for name, one_s in first_s.items() if one_s <= least_s * DELAY)
 
 
 def belongs_in_memory(
@@ -108,7 +100,6 @@ def belongs_in_memory(
     tokens: int,
     like: Shape,
     r_star: float,
-    prices: PricesConfig,
     used: bool,
     room: bool,
 ) -> bool:
@@ -124,7 +115,7 @@ def belongs_in_memory(
     length = fused + QUESTION_TOKENS
     shape = replace(like, fused_tokens=fused, forced_rows=QUESTION_TOKENS, prompt_tokens=length)
     loads = [Load("memory", tokens)] * count
-    return choose_tier(profile, shape, r_star, prices, loads) == "memory"
+    return choose_tier(profile, shape, r_star, loads) == "memory"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,11 @@ Ours checks and unpacks on the cores that compute, so a part of it cannot be hid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ragkv.config import PricesConfig
 from ragkv.fusion import Selection
 
 from .profile import Profile
 from .shape import Load, Shape, is_fused_chunk
 
-BYTES_PER_GB = 1e9  # as storage is sold
 MARGIN = 1.05  # Fusing must be faster by this factor. A smaller gain may be noise.
 # A profile leaves out the time to find entries and to select tokens.
 UNPROFILED_S = 8e-4
@@ -97,12 +95,6 @@ def recompute_ttft_s(profile: Profile, shape: Shape, loads: Sequence[Load]) -> f
 def pays(fused_s: float, recompute_s: float) -> bool:
     """Whether fusing is faster by more than the margin and the unprofiled time."""
     return fused_s * MARGIN + UNPROFILED_S < recompute_s
-
-
-def storage_cost(profile: Profile, tokens: int, tier: str, prices: PricesConfig) -> float:
-    """C_store in USD: storing the KV of `tokens` in `tier` for a month."""
-    usd: float = getattr(prices, f"{tier}_usd_per_gb_month")
-    return tokens * profile.stored_bytes_per_token / BYTES_PER_GB * usd
 
 
 def _layer_bytes(profile: Profile, load: Load) -> float:

@@ -95,8 +95,7 @@ class Profiler(Closing):
         selector = method.selector
         asked = selector.asked_layers(self.present.adapter.layer_count)
         like = Shape(0, 0, 0, selection=selector.selection, asked_layers=asked.stop)
-        prices = self.config.controller.prices
-        return belongs_in_memory(profile, tokens, like, method.ratio, prices, used, room)
+        return belongs_in_memory(profile, tokens, like, method.ratio, used, room)
 
     def _run(self) -> None:
         try:

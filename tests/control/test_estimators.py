@@ -8,12 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragkv.config import PricesConfig
 from ragkv.control.controller import rows_share
-from ragkv.control.estimators import exposed_s, load_s, storage_cost, ttft_s
+from ragkv.control.estimators import exposed_s, load_s, ttft_s
 from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed, TimedPoint
 from ragkv.control.shape import Load, Shape
-from ragkv.errors import ConfigError
 from ragkv.fusion import Plan, Span, SpanKind, SpanState
 from ragkv.fusion.selectors import Attention, Selection
 from ragkv.fusion.static_selectors import FirstK
@@ -169,10 +167,9 @@ def test_on_a_gpu_loading_takes_the_longer_of_reading_and_copying() -> None:
     ) == pytest.approx(10.0)
 
 
-def test_a_smaller_codec_makes_loading_and_storage_cheaper_but_not_the_copy_to_the_device() -> None:
+def test_a_smaller_codec_makes_loading_faster_but_not_the_copy_to_the_device() -> None:
     small = profile(stored_bytes_per_token=1500.0)
     assert load_s(small, [Load("disk", 10)]) == pytest.approx(5.0)
-    assert storage_cost(small, 1000, "disk", PricesConfig()) == pytest.approx(1.5e-3 * 0.08)
     assert load_s(
         dataclasses.replace(small, copy_bytes_per_s=1e3), [Load("disk", 10)]
     ) == pytest.approx(10.0)
@@ -227,17 +224,3 @@ def test_a_shape_with_more_tokens_than_the_prompt_is_refused() -> None:
         Shape(101, 10, 110)
     with pytest.raises(ValueError, match="-1"):
         Shape(-1, 0, 5)
-
-
-def test_a_month_of_storage_costs_gigabytes_times_price() -> None:
-    prices = PricesConfig(memory_usd_per_gb_month=3.0, disk_usd_per_gb_month=0.1)
-    million = 1_000_000  # tokens of 3 kB: 3 GB
-    assert storage_cost(profile(), million, "memory", prices) == pytest.approx(9.0)
-    assert storage_cost(profile(), million, "disk", prices) == pytest.approx(0.3)
-    assert storage_cost(profile(), 0, "disk", prices) == 0
-
-
-@pytest.mark.parametrize("price", [-1.0, float("inf"), float("nan")])
-def test_a_negative_or_infinite_price_is_refused(price: float) -> None:
-    with pytest.raises(ConfigError, match="disk_usd_per_gb_month"):
-        PricesConfig(disk_usd_per_gb_month=price)
