@@ -16,7 +16,7 @@ import re
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -92,7 +92,8 @@ class Identity:
         """The fields under the names that stored entries, and servers of other versions, know.
         Older entries lack `behind`, so an empty one is left out.
         """
-        named = {_STORED_AS.get(name, name): value for name, value in vars(self).items()}
+        names = [field.name for field in fields(self)]
+        named = {_STORED_AS.get(name, name): getattr(self, name) for name in names}
         if not self.neutral:
             del named["behind"]
         return named

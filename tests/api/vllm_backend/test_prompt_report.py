@@ -133,6 +133,7 @@ def test_a_connector_of_another_model_is_named_by_what_differs() -> None:
 def test_an_identity_goes_over_the_wire_under_the_names_of_stored_json() -> None:
     """Otherwise a connector of another version would be taken for another model's."""
     own = Identity("w", "a", "r", "float32", "l", "t", "c", neutral="n")
+    assert own.key([1])  # what an identity remembers of itself is no field
     named = connector_answer(None, own, None, "attention")["identity"]
     assert named == {
         "weights": "w",
