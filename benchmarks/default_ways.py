@@ -20,7 +20,7 @@ from benchmarks.rows import Row
 from ragkv import Chunk, Engine
 from ragkv.control.controller import Controller
 from ragkv.control.method import Method
-from ragkv.fusion import Candidates, Plan
+from ragkv.fusion import Candidates, Plan, Recompute
 from ragkv.fusion.selectors import Attention, Selector, budget, top
 from ragkv.model import Rows as PromptRows
 from ragkv.model import grown, run_layer
@@ -317,13 +317,13 @@ def served(engine: Engine, question: str, chunks: Sequence[Chunk], way: Way) -> 
     return engine.prefill(question, chunks, selector=Given(positions), ratio=RATIO)
 
 
-def _deciding(early: float) -> Callable[[Controller, Plan, Method], Plan]:
+def _deciding(early: float) -> Callable[[Controller, Plan, Method], tuple[Plan, Recompute]]:
     """The controller's decision, with a share of the candidates recomputed early."""
     decide = Controller.decide
 
-    def decided(controller: Controller, plan: Plan, method: Method) -> Plan:
-        plan = decide(controller, plan, method)
-        return replace(plan, early=budget(early, len(plan.candidates)))
+    def decided(controller: Controller, plan: Plan, method: Method) -> tuple[Plan, Recompute]:
+        plan, recompute = decide(controller, plan, method)
+        return plan, replace(recompute, early=budget(early, len(plan.candidates)))
 
     return decided
 

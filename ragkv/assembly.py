@@ -155,7 +155,7 @@ def assembled(
             lookup = _lookup(model, entries, block_writer, scheduler)
             offloading = _offloading(model, config)
             prefiller = Prefiller(lookup, fusor, scheduler, controller, offloading)
-            backend = OwnModel(model, prefiller, config.drafts)
+            backend = OwnModel(model, scheduler, lookup, prefiller, config.drafts)
 
         # what a home may have from before
         # Read once: no other process measures this store while it is open.

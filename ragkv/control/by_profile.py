@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ragkv.fusion import PassResult, Plan, Selector
+from ragkv.fusion import PassResult, Plan, Recompute
 
 from .decision import choose_all, choose_computed
 from .estimators import load_s, ttft_s
@@ -13,9 +13,11 @@ from .reasons import Reason
 from .shape import Shape, loads_of
 
 
-def decided(plan: Plan, method: Method, present: PresentProfile, profile: Profile) -> Plan:
-    """The plan with some spans computed, and with its ratio, by the present speeds of `profile`, the
-    one in use. At a given ratio a chunk is computed only if loading it from shared storage would
+def decided(
+    plan: Plan, method: Method, present: PresentProfile, profile: Profile
+) -> tuple[Plan, Recompute]:
+    """The plan with some spans computed, and how the others are recomputed, by the present speeds of
+    `profile`, the one in use. At a given ratio a chunk is computed only if loading it from shared storage would
     take longer.
 
     Raises `RagKVError` if a tier of the prompt was not measured.
@@ -30,9 +32,10 @@ def decided(plan: Plan, method: Method, present: PresentProfile, profile: Profil
         loads = [replace(one, fixed=one.fixed or one.tier not in speeds) for one in loads]
         decision = choose_computed(profile, shape, loads, method.ratio)
     computed = [spans[index] for index in decision.computed]
-    return replace(
-        plan.computing(computed, Reason.SLOWER if decision.pays else Reason.NO_GAIN),
-        ratio=decision.ratio,
+    plan = plan.computing(computed, Reason.SLOWER if decision.pays else Reason.NO_GAIN)
+    return plan, Recompute(
+        method.selector,
+        decision.ratio,
         early=decision.early,
         reasons=(*decision.reasons, *(corrected if decision.reasons else ())),
         expected_s=decision.ttft_s,
@@ -40,7 +43,11 @@ def decided(plan: Plan, method: Method, present: PresentProfile, profile: Profil
 
 
 def learn(
-    plan: Plan, selector: Selector, passed: PassResult, present: PresentProfile, profile: Profile
+    plan: Plan,
+    recompute: Recompute,
+    passed: PassResult,
+    present: PresentProfile,
+    profile: Profile,
 ) -> None:
     """Note how a pass compares with the estimate of `profile`. The outcomes correct its speeds.
     Steps of other requests do not count.
@@ -50,8 +57,8 @@ def learn(
     tiers |= {load.tier: TierSpeed(0.0, 0.0) for load in loads if load.tier not in tiers}
     at_once = replace(profile, tiers=tiers, copy_bytes_per_s=None)
     if passed.prompts == 1:  # else the time is that of all
-        shape = Shape.of(plan, selector, present.adapter.layer_count)
-        computing_s = ttft_s(at_once, shape, plan.ratio, loads)
+        shape = Shape.of(plan, recompute.selector, present.adapter.layer_count, recompute.early)
+        computing_s = ttft_s(at_once, shape, recompute.ratio, loads)
         present.compare(COMPUTE, passed.pass_s - passed.load_s - passed.others_s, computing_s)
     leases = [span.lease for span in spans if span.lease and not span.lease.in_place]
     kinds = {lease.kind for lease in leases}

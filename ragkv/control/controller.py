@@ -8,7 +8,7 @@ report says why. If fusing would still compute most rows of that prompt, all of 
 from dataclasses import dataclass, replace
 
 from ragkv.errors import RagKVError
-from ragkv.fusion import PassResult, Plan, Selector, SpanState, budget, with_floor
+from ragkv.fusion import PassResult, Plan, Recompute, Selector, SpanState, budget, with_floor
 
 from .by_profile import decided, learn
 from .method import Method, Methods
@@ -27,37 +27,35 @@ class Controller:
     present: PresentProfile
     methods: Methods  # how each request is to be computed
 
-    def decide(self, plan: Plan, method: Method) -> Plan:
-        """The plan with its ratio, which is chosen if `method` leaves it open, and with some spans
-        computed instead of loaded.
+    def decide(self, plan: Plan, method: Method) -> tuple[Plan, Recompute]:
+        """The plan with some spans computed instead of loaded, and how the others are recomputed.
 
-        The ratio is at least that of `method`. At a given ratio only chunks of shared storage are
-        computed.
+        The ratio is chosen if `method` leaves it open, and is at least that of `method`. At a given
+        ratio only chunks of shared storage are computed.
         """
         if (profile := self.present.profile) is None:
-            plan = self._counted(plan, method, self.present.refusal)
+            plan, recompute = self._counted(plan, method, self.present.refusal)
         else:
             try:
-                plan = decided(plan, method, self.present, profile)
+                plan, recompute = decided(plan, method, self.present, profile)
             except RagKVError as error:  # a tier was not measured
-                plan = self._counted(plan, method, str(error))
+                plan, recompute = self._counted(plan, method, str(error))
         count = len(plan.candidates)
-        raised = with_floor(plan.ratio, count, method.floor_tokens)
+        ratio = recompute.ratio
+        raised = with_floor(ratio, count, method.floor_tokens)
         notes = (*plan.notes, *method.notes)
-        if raised != plan.ratio:
+        if raised != ratio:
             floor = budget(raised, count)
-            wanted = budget(plan.ratio, count)
-            notes += (
-                Reason.FLOOR.format(floor=floor, count=count, ratio=plan.ratio, budget=wanted),
-            )
-        return replace(plan, ratio=raised, notes=notes)
+            wanted = budget(ratio, count)
+            notes += (Reason.FLOOR.format(floor=floor, count=count, ratio=ratio, budget=wanted),)
+        return replace(plan, notes=notes), replace(recompute, ratio=raised)
 
-    def _counted(self, plan: Plan, method: Method, error: str) -> Plan:
+    def _counted(self, plan: Plan, method: Method, error: str) -> tuple[Plan, Recompute]:
         """The decision without a profile, by counting rows: r*, or all computed. A given ratio is
         taken. `error` says why there is no profile.
         """
         if not method.controlled:
-            return replace(plan, ratio=method.ratio)
+            return plan, Recompute(method.selector, method.ratio)
         fused = [span for span in plan.spans if span.state is SpanState.FUSED]
         share = rows_share(plan, method.selector, method.ratio, self.present.adapter.layer_count)
         reason = Reason.UNPROFILED.format(ratio=method.ratio, error=error)
@@ -65,12 +63,12 @@ class Controller:
             plan = plan.computing(fused, Reason.NO_GAIN)
             tokens = plan.token_ids.numel()
             reason = Reason.MOST_ROWS.format(tokens=tokens, share=share, error=error)
-        return replace(plan, ratio=method.ratio, reasons=(reason,))
+        return plan, Recompute(method.selector, method.ratio, reasons=(reason,))
 
-    def learn(self, plan: Plan, selector: Selector, passed: PassResult) -> None:
+    def learn(self, plan: Plan, recompute: Recompute, passed: PassResult) -> None:
         """Compare what a pass took with the profile's estimate, if there is a profile."""
         if (profile := self.present.profile) is not None:
-            learn(plan, selector, passed, self.present, profile)
+            learn(plan, recompute, passed, self.present, profile)
 
 
 def rows_share(plan: Plan, selector: Selector, ratio: float, layers: int) -> float:

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from ragkv.errors import StoreError
-from ragkv.fusion import Fusor, Plan, Span, SpanKind, SpanState, make_selector
+from ragkv.fusion import Fusor, Plan, Recompute, Span, SpanKind, SpanState, make_selector
 from ragkv.fusion.pipeline import UNMEASURED
 from ragkv.runtime import make_private_folder
 from ragkv.scheduling import Scheduler
@@ -187,15 +187,15 @@ class Measuring:
         Placing is timed on a CPU only and is 0 on a GPU, which does it asynchronously.
         """
         adapter = self._adapter
+        recompute = Recompute(make_selector("first-k"), ratio)
         with (
-            self._fusor.prepared(replace(plan, ratio=ratio), make_selector("first-k")) as prompt,
+            self._fusor.prepared(plan, recompute) as prompt,
             self._scheduler.computing(),
         ):
             adapter.wait_for_device()
             began = time.perf_counter()
             self._fusor.run([prompt], lambda: None)
             passed = prompt.result()
-            assert passed is not None
             whole_s = time.perf_counter() - began - passed.load_s
         fused = passed.fused
         rows = plan.forced.numel() + passed.selected_by_layer[0].numel()

@@ -22,11 +22,11 @@ class Shape:
     leading_rows: int = 0
     # forced rows that the first pass of an asking selector leaves out
     unasked_rows: int = 0
-    early_tokens: int = 0  # candidates that this first pass recomputes: see `Plan.early`
+    early_tokens: int = 0  # candidates that this first pass recomputes: see `Recompute.early`
 
     @classmethod
-    def of(cls, plan: Plan, selector: Selector, layers: int) -> Self:
-        """That of a prompt, on a model of so many layers."""
+    def of(cls, plan: Plan, selector: Selector, layers: int, early: int = 0) -> Self:
+        """The shape of a prompt, on a model of so many layers."""
         fused = len(plan.candidates)
         forced = plan.forced.numel()
         return cls(
@@ -37,7 +37,7 @@ class Shape:
             asked_layers=selector.asked_layers(layers).stop,
             leading_rows=plan.leading_rows,
             unasked_rows=plan.unasked_rows,
-            early_tokens=plan.early,
+            early_tokens=early,
         )
 
     def __post_init__(self) -> None:

@@ -3,20 +3,22 @@ selector chooses.
 """
 
 from .fuse import Fused, fuse
-from .passes import Fusor, PassResult, PreparedPrompt
+from .passes import Fusor, JointPassFailed, PassResult, PreparedPrompt
 from .pipeline import LayerReader, Readers
 from .plan import Candidates, Plan, Span, SpanKind, SpanState
-from .selectors import Selection, Selector, budget, make_selector, with_floor
+from .selectors import Recompute, Selection, Selector, budget, make_selector, with_floor
 
 __all__ = [
     "Candidates",
     "Fused",
     "Fusor",
+    "JointPassFailed",
     "LayerReader",
     "PassResult",
     "Plan",
     "PreparedPrompt",
     "Readers",
+    "Recompute",
     "Selection",
     "Selector",
     "Span",

@@ -17,6 +17,7 @@ documents or tiers. It reads entries and never writes them.
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -27,7 +28,7 @@ from ragkv.model.rope import RotaryTables
 from .hkvd import Narrowing
 from .pipeline import LayerReader, Placing
 from .plan import Plan, Span
-from .selectors import Selection, Selector, beginnings, budget
+from .selectors import Recompute, Selection, beginnings, budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +68,30 @@ FuseSteps = Generator[LayerInput, torch.Tensor, Fused]  # yields rows, is sent h
 
 
 class TokenChoice:
-    """What a selector makes of a prompt's candidates before anything is loaded."""
+    """What is known of a prompt's recomputed tokens before anything is loaded."""
 
-    def __init__(self, plan: Plan, selector: Selector, seed: int, layers: int) -> None:
+    def __init__(self, plan: Plan, recompute: Recompute, seed: int, layers: int) -> None:
         """`layers` is the model's number of layers."""
         candidates = plan.candidates
-        self.selector = selector
-        self.wanted = budget(plan.ratio, len(candidates))
-        self.checks = selector.selection is Selection.CHECKING and self.wanted > 0
-        self.asked_layers = selector.asked_layers(layers) if self.wanted else range(0)
+        selector = recompute.selector
+        self.recompute = recompute
+        self.budget = budget(recompute.ratio, len(candidates))
+        self.narrows = selector.selection is Selection.CHECKING and self.budget > 0
+        self.asked_layers = selector.asked_layers(layers) if self.budget else range(0)
         # indices of the candidates that are computed from layer 0 on, (C,) ascending
         if self.asked_layers:
-            self.first = beginnings(candidates, min(plan.early, len(candidates) - self.wanted))
+            early = min(recompute.early, len(candidates) - self.budget)
+            self.first = beginnings(candidates, early)
+        elif self.narrows:
+            self.first = torch.arange(len(candidates))
         else:
-            self.first = selector.select(candidates, plan.ratio, seed)
+            self.first = selector.select(candidates, recompute.ratio, seed)
         # layers that may load while the ones below them are recomputed
         self.upper_layers = layers - self.asked_layers.stop if self.asked_layers else 0
         # A span that is computed as a whole need not be read, unless it is compared.
-        self.loaded = plan.loaded if self.checks else _not_recomputed(plan, self.first)
+        self.loaded = plan.loaded if self.narrows else _not_recomputed(plan, self.first)
         # the most rows that a layer computes
-        first = self.first.numel()
-        chosen = self.wanted + first if self.asked_layers else max(self.wanted, first)
+        chosen = self.first.numel() + (self.budget if self.asked_layers else 0)
         self.most_rows = plan.forced.numel() + chosen
 
 
@@ -105,60 +109,72 @@ def fuse(
     range, placed or computed. Raises `EntryDamagedError`.
     """
     kv = allocate()
+    layers = adapter.layer_count
     length = plan.token_ids.numel()
     tables = adapter.rope.tables(length)
     placing = reader.placing(adapter, tables, choice.loaded, kv, record)
     rows_of = partial(PromptRows, adapter, kv, tables, record)
-    forced = plan.forced
-    chosen = plan.candidates.positions[choice.first]
-    asking = None
+    asked = None
     if choice.asked_layers:
-        token_ids, others = plan.asking()
-        asking = rows_of(token_ids, others, chosen)
-        # The early candidates, and rows before the first one, which no recompute changes, are
-        # complete in the layers that the asking rows pass. They join the other rows above.
-        ahead = torch.cat((forced[: plan.leading_rows], chosen))
-        joining = torch.searchsorted(torch.cat((others, chosen)).sort().values, ahead)
-        chosen = yield from _asked(choice, plan, asking, placing)
-        forced = forced[plan.leading_rows :]
-    rows = rows_of(plan.token_ids, forced, chosen)
-    narrowing = Narrowing(rows, plan, placing) if choice.checks else None
+        asked = yield from _ask(choice, plan, rows_of, placing)
+        rows = rows_of(plan.token_ids, plan.forced[plan.leading_rows :], asked.chosen)
+    else:
+        rows = rows_of(plan.token_ids, plan.forced, plan.candidates.positions[choice.first])
+    narrowing = Narrowing(rows, plan, placing) if choice.narrows else None
 
-    placed = choice.asked_layers.stop  # layers that are placed already
-    for layer in range(adapter.layer_count):
-        if layer >= placed:
+    for layer in range(layers):
+        if layer >= choice.asked_layers.stop:  # those below are placed already
             placing.place(layer)
-        if asking is not None and layer == placed:
-            rows.join(asking, joining)
+        if asked is not None and layer == choice.asked_layers.stop:
+            rows.join(asked.rows, asked.final)
         if narrowing is not None and layer > 0:
-            keep = choice.selector.keep(
-                layer, adapter.layer_count, plan.ratio, len(plan.candidates)
-            )
-            narrowing.narrow(layer, keep)
+            recompute = choice.recompute
+            count = len(plan.candidates)
+            narrowing.narrow(layer, recompute.selector.keep(layer, layers, recompute.ratio, count))
         yield from rows.through(layer)
         kv.finish_prefill(layer, length)
 
     kv.length = length
-    row_layers = rows.row_layers + (asking.row_layers if asking is not None else 0)
+    row_layers = rows.row_layers + (asked.rows.row_layers if asked is not None else 0)
     return Fused(kv, rows.hidden[:, -1:], tuple(rows.by_layer), row_layers, placing.seconds)
 
 
-def _asked(
-    choice: TokenChoice, plan: Plan, asking: "PromptRows", placing: Placing
-) -> Generator[LayerInput, torch.Tensor, torch.Tensor]:
-    """Pass the rows of the question through the lower layers, which are placed for it; returns the
-    positions of the candidates that it attends to most, without the early ones among its rows.
+class _Asked(NamedTuple):
+    """What the pass of the question has found."""
+
+    chosen: torch.Tensor  # positions of the candidates that it attends to most, ascending
+    rows: "PromptRows"  # that passed the layers below
+    final: torch.Tensor  # indices into these rows: what is not computed again
+
+
+def _ask(
+    choice: TokenChoice,
+    plan: Plan,
+    rows_of: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], "PromptRows"],
+    placing: Placing,
+) -> Generator[LayerInput, torch.Tensor, _Asked]:
+    """Pass the rows of the question and the early candidates through the lower layers, which are
+    placed for them.
+
+    Two kinds of these rows are final: the early candidates, and forced rows before the first
+    candidate, which no recompute changes. Their hidden states join the other rows above.
     """
-    device = asking.adapter.device
-    watch = Watch(plan.question_rows - plan.unasked_rows, plan.token_ids.numel(), device)
+    token_ids, forced = plan.asking()
+    early = plan.candidates.positions[choice.first]
+    rows = rows_of(token_ids, forced, early)
+    watch = Watch(plan.question_rows - plan.unasked_rows, plan.token_ids.numel(), rows.device)
     for layer in range(choice.asked_layers.stop):
         placing.place(layer)
-        yield from asking.through(layer, watch if layer in choice.asked_layers else None)
-    candidates = sent(plan.candidates.positions, device)
+        yield from rows.through(layer, watch if layer in choice.asked_layers else None)
+    candidates = sent(plan.candidates.positions, rows.device)
     attention = watch.received()[candidates]  # (N,)
     if choice.first.numel():
-        attention[sent(choice.first, device)] = -1.0
-    return candidates[choice.selector.select_asked(plan.candidates, attention, plan.ratio)]
+        attention[sent(choice.first, rows.device)] = -1.0  # they are recomputed already
+    recompute = choice.recompute
+    chosen = recompute.selector.select_asked(plan.candidates, attention, recompute.ratio)
+    final = torch.cat((forced[: plan.leading_rows], early))
+    positions = torch.cat((forced, early)).sort().values
+    return _Asked(candidates[chosen], rows, torch.searchsorted(positions, final))
 
 
 class PromptRows:
@@ -181,11 +197,17 @@ class PromptRows:
         self._record = record
         self.row_layers = 0
         self.by_layer: list[torch.Tensor] = []  # positions of the rows
-        self._stop = token_ids.numel()  # the last position is forced
+        # One past the last row: the last position is always computed, so no device is asked.
+        self._stop = token_ids.numel()
         positions = torch.cat((sent(forced, chosen.device), chosen)).sort().values
         self.continue_at(self._at(positions))
         # (1, R, E)
         self.hidden = adapter.embed(sent(token_ids, adapter.device)[self.rows.positions])
+
+    @property
+    def device(self) -> torch.device:
+        """The model's device."""
+        return self.adapter.device
 
     def through(
         self, layer: int, watch: Watch | None = None

@@ -11,7 +11,7 @@ import torch
 
 from ragkv.model import sent
 
-from .plan import Candidates, Plan
+from .plan import Plan
 from .selectors import Selector, budget, top
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ class HKVD(Selector):
     """Checks once, at layer 1; its tokens are recomputed in every later layer."""
 
     name = "hkvd"
-
-    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
-        return torch.arange(len(candidates) if budget(ratio, len(candidates)) else 0)
 
     def keep(self, layer: int, layers: int, ratio: float, count: int) -> int | None:
         return budget(ratio, count) if layer == 1 else None

@@ -22,7 +22,7 @@ from .device.staging import StagedReader
 from .fuse import Fused, FuseSteps, LayerInput, TokenChoice, fuse
 from .pipeline import LayerReader, Readers, Speeds
 from .plan import Plan
-from .selectors import Selector
+from .selectors import Recompute
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,10 @@ class PassResult:
     read_bytes: int  # what the reader threads read; they read no slices that are in memory
     bytes_by_tier: Mapping[str, int]
     prompts: int  # computed in the pass, this one included
+
+
+class JointPassFailed(Exception):
+    """A pass over several prompts failed, and no single prompt is known to be the cause."""
 
 
 class PreparedPrompt:
@@ -65,14 +69,17 @@ class PreparedPrompt:
         self.check = check
         self.ended: PassResult | Exception | None = None
 
-    def result(self) -> PassResult | None:
-        """The prompt's result; `None` if a pass over several prompts failed as a whole.
+    def result(self) -> PassResult:
+        """The prompt's result.
 
-        Raises what ended it: `EntryDamagedError`, or what `check` raised.
+        Raises what ended it: `EntryDamagedError`, or what `check` raised. Raises `JointPassFailed` if
+        a pass over several prompts failed as a whole.
         """
         ended = self.ended
         self.ended = None  # Otherwise the error and its frames would keep each other and the KV.
         try:
+            if ended is None:
+                raise JointPassFailed
             if isinstance(ended, Exception):
                 raise ended
             return ended
@@ -94,7 +101,7 @@ class Fusor:
     def prepared(
         self,
         plan: Plan,
-        selector: Selector,
+        recompute: Recompute,
         *,
         headroom: int = 0,
         record: Recording | None = None,
@@ -109,13 +116,13 @@ class Fusor:
         """
         adapter = self.adapter
         layers = adapter.layer_count
-        choice = TokenChoice(plan, selector, self.seed, layers)
+        choice = TokenChoice(plan, recompute, self.seed, layers)
         allocate = partial(new_kv or adapter.new_kv, plan.token_ids.numel() + headroom)
         leases = [span.lease for span in choice.loaded if span.lease is not None]
         ahead = self.read_ahead_layers
         if ahead is None:
             size = sum(lease.stored_bytes for lease in leases if not lease.in_place)
-            rows = plan.forced.numel() + choice.wanted
+            rows = plan.forced.numel() + choice.budget
             ahead = self.speeds.ahead(size, rows * layers, layers, choice.upper_layers)
         reader = self.reader(leases, ahead)
         steps = fuse(adapter, plan, choice, reader, allocate, record)

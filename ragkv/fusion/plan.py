@@ -98,12 +98,6 @@ class Plan:
     # indices of history blocks that are computed here and stored again
     recomputed_blocks: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()  # sentences for the report
-    # The controller sets these:
-    ratio: float = 0.0  # the share of the candidates that each layer recomputes
-    # how many candidates, from the beginnings of chunks on, are recomputed before the question chooses
-    early: int = 0
-    reasons: tuple[str, ...] = ()  # why that ratio; empty if nothing was left to decide
-    expected_s: float | None = None  # what the pass should take; None if that was not estimated
 
     @classmethod
     def of(

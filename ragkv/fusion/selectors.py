@@ -13,7 +13,7 @@ The three kinds differ in when they know their tokens (`Selection`):
 """
 
 import math
-from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from enum import Enum
 from pkgutil import resolve_name
 from typing import ClassVar
@@ -62,11 +62,11 @@ class Selection(Enum):
     ASKING = "asking"  # after a first pass over the layers up to the last asked one
 
 
-class Selector(ABC):
+class Selector:
     """Chooses which candidates are recomputed.
 
-    What a class writes makes its kind: a static one `select` alone, a checking one also `keep`, an
-    asking one also `asked_layers` and `select_asked`.
+    Its kind follows from the methods that a class writes: `select` makes a static one, `keep` a
+    checking one, `asked_layers` and `select_asked` an asking one.
     """
 
     name: ClassVar[str]
@@ -82,12 +82,14 @@ class Selector(ABC):
             cls.selection = Selection.ASKING
         elif cls.keep is not Selector.keep:
             cls.selection = Selection.CHECKING
+        elif cls.select is Selector.select:
+            raise TypeError(
+                f"{cls.__name__}: write select, keep, or asked_layers and select_asked."
+            )
 
-    @abstractmethod
     def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
-        """Indices of the candidates that are computed from layer 0 on, before anything is loaded;
-        ascending. A static selector returns `budget(ratio, N)` of them.
-        """
+        """Of a static selector: `budget(ratio, N)` indices into the candidates, ascending."""
+        return torch.empty(0, dtype=torch.int64)
 
     def keep(self, layer: int, layers: int, ratio: float, count: int) -> int | None:
         """Of a checking selector: how many of the N = `count` candidates are recomputed in `layer`
@@ -136,9 +138,6 @@ class Attention(Selector):
         """
         self._asked = asked
 
-    def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
-        return torch.empty(0, dtype=torch.int64)
-
     def asked_layers(self, layers: int) -> range:
         start, stop = (round(share * layers) for share in self._asked)
         return range(start, max(start + 1, stop))
@@ -153,6 +152,18 @@ def weighed(attention: torch.Tensor, candidates: Candidates) -> torch.Tensor:
     """`attention` (N,) to the candidates, that to beginnings of chunks multiplied."""
     weights = 1 + BEGINNING_WEIGHT * torch.exp(-candidates.offset / BEGINNING_TOKENS)
     return attention * sent(weights, attention.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """How the candidates of one plan are recomputed. The controller decides it."""
+
+    selector: Selector
+    ratio: float  # the share of the candidates that each layer recomputes
+    # how many candidates, from the beginnings of chunks on, are recomputed before the question chooses
+    early: int = 0
+    reasons: tuple[str, ...] = ()  # why that ratio; empty if nothing was left to decide
+    expected_s: float | None = None  # what the pass should take; None if that was not estimated
 
 
 def make_selector(name: str | Selector) -> Selector:

@@ -11,12 +11,14 @@ import torch
 
 from ragkv.model.decode.sampling import GREEDY, Sampler, token_logprob
 from ragkv.model.decode.stopping import TextStream, end_tokens
+from ragkv.scheduling import Scheduler
 from ragkv.types import Answer, TokenEvent, TokenLogprob
 
 from .backend import AnswerEvents, StartedAnswer
 from .citations import cite
 from .drafts import Drafts
 from .hints import hint_of
+from .lookup import Lookup
 from .prefill import Prefiller
 from .prompt import Task
 from .request import PrefilledPrompt, PromptReport, Request
@@ -103,6 +105,8 @@ class OwnModel:
     """The engine's own model computes."""
 
     model: SharedModel
+    scheduler: Scheduler
+    lookup: Lookup
     prefiller: Prefiller
     most_drafts: int  # tokens found in the prompt that a step verifies at most
 
@@ -113,9 +117,7 @@ class OwnModel:
     def started(self, task: Task) -> Iterator[StartedAnswer]:
         """Fuse and compute the prompt, then decode."""
         tokens = len(task.prompt.token_ids)
-        with self.prefiller.scheduler.admitted(
-            task.claim, tokens, lambda: hint_of(self.prefiller.lookup, task)
-        ):
+        with self.scheduler.admitted(task.claim, tokens, lambda: hint_of(self.lookup, task)):
             prefill = self.prefiller.prefill(task)
         with closing(self._decode(task, prefill)) as events:
             yield StartedAnswer(prefill, events)
@@ -148,7 +150,7 @@ class OwnModel:
 
         A conversation's turn records the KV of every token but the last, which is never run.
         """
-        batch = self.prefiller.scheduler.batch
+        batch = self.scheduler.batch
         drafts = answer.drafts = Drafts(prefill.token_ids.tolist(), self.most_drafts)
         drafts.add(answer.tokens[-1])
         prepared = () if answer.constraint is None else (answer.constraint.prepare,)

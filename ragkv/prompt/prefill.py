@@ -6,43 +6,28 @@ miss are computed from layer 0 on.
 """
 
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
 from ragkv.control import Controller
 from ragkv.errors import EntryDamagedError
-from ragkv.fusion import Fusor, PassResult, Plan, SpanKind, SpanState
+from ragkv.fusion import Fusor, JointPassFailed, PassResult, Plan, SpanKind, SpanState
 from ragkv.model import Recording
 from ragkv.scheduling import Scheduler
 from ragkv.store import EntryKey
-from ragkv.types import Timing
+from ragkv.types import Reuse, Timing
 
 from .lookup import Lookup
+from .prefix_blocks import Keep
 from .prompt import Task
 from .report import prompt_spans, reuse_report
 from .request import PrefilledPrompt, TurnKV
 
 if TYPE_CHECKING:
     from ragkv.model.kcache import Offloading
-
-
-class _Tries:
-    """What the passes of one prompt have found so far."""
-
-    def __init__(self) -> None:
-        # Entries that were found damaged, and how: each of them is a cache miss from now on.
-        self.damaged: dict[EntryKey, str] = {}
-        # A pass with other prompts failed as a whole, so the next pass has this prompt alone.
-        self.alone = False
-        self.lookup_s = 0.0
-
-    @property
-    def again(self) -> bool:
-        """Whether this is not the first one."""
-        return self.alone or bool(self.damaged)
 
 
 @dataclass(eq=False)
@@ -60,95 +45,89 @@ class Prefiller:
 
         Raises what the task's claim raises, while it waits for the model and between layers.
         """
-        method = task.request.method
         # made now: it keeps no block of this prompt if anything is deleted from here on
-        keep = self.lookup.prefix_blocks.keeper() if method.reuse == "prefix" else None
-        tries = _Tries()
-        outcome = None
-        while outcome is None:
-            outcome = self._pass(task, tries)
-        plan, record, result = outcome
-        self.fusor.learn(result)
-        self.controller.learn(plan, method.selector, result)
-        if keep is not None and record is not None:
-            frequencies = self.fusor.adapter.rope.frequencies(len(task.prompt.token_ids))
-            keep(task.prompt, frequencies, record)
-        return self._prefilled(task, plan, result, record, tries)
+        keep = None
+        if task.request.method.reuse == "prefix":
+            keep = self.lookup.prefix_blocks.keeper()
+        damaged: dict[EntryKey, str] = {}  # each is a cache miss from now on
+        alone = False
+        while True:
+            try:
+                return self._attempt(task, damaged, alone, keep)
+            except EntryDamagedError as error:
+                if error.key in damaged:
+                    raise  # The entry was a miss this time, so trying again would never end.
+                damaged[error.key] = str(error)
+            except JointPassFailed:
+                alone = True
 
-    def _pass(
-        self, task: Task, tries: "_Tries"
-    ) -> tuple[Plan, Recording | None, PassResult] | None:
-        """Plan the prompt, and pass it through the layers; `None` if it is to be tried again."""
-        method = task.request.method
+    def _attempt(
+        self, task: Task, damaged: Mapping[EntryKey, str], alone: bool, keep: Keep | None
+    ) -> PrefilledPrompt:
+        """Plan the prompt, and pass it through the layers, `alone` or with other prompts. The entries
+        in `damaged` are cache misses.
+
+        Raises `EntryDamagedError` and `JointPassFailed`: the prompt is to be tried again.
+        """
         with ExitStack() as leases:
             began = time.perf_counter()
-            stored = self.lookup.plan(task, tries.damaged, leases, again=tries.again)
-            plan = self.controller.decide(stored, method)
+            is_again = alone or bool(damaged)
+            stored = self.lookup.plan(task, damaged, leases, again=is_again)
+            plan, recompute = self.controller.decide(stored, task.request.method)
             record = self._recording(task, plan)
             length = plan.token_ids.numel()
             new_kv = None if self.offloading is None else self.offloading.new_kv(length)
             prepared = leases.enter_context(
                 self.fusor.prepared(
                     plan,
-                    method.selector,
+                    recompute,
                     headroom=task.prompt.answer_tokens,
                     record=record,
                     check=task.claim.check,
                     new_kv=new_kv,
                 )
             )
-            tries.lookup_s += time.perf_counter() - began
-            rows = inf if tries.alone else prepared.most_rows
-            run = partial(self.fusor.run, pause=self.scheduler.between_layers)
-            self.scheduler.prefills.run(prepared, rows, task.claim, run)
-            try:
-                result = prepared.result()
-            except EntryDamagedError as error:
-                if error.key in tries.damaged:
-                    raise  # The entry was a miss this time, so trying again would never end.
-                tries.damaged[error.key] = str(error)
-                return None
-        if result is None:
-            tries.alone = True
-            return None
-        return plan, record, result
+            lookup_s = time.perf_counter() - began
+            rows = inf if alone else prepared.most_rows
+            with self.scheduler.prefills.joined(prepared, rows, task.claim) as prompts:
+                self.fusor.run(prompts, pause=self.scheduler.between_layers)
+            passed = prepared.result()
+        self.fusor.learn(passed)
+        self.controller.learn(plan, recompute, passed)
+        if keep is not None and record is not None:
+            frequencies = self.fusor.adapter.rope.frequencies(length)
+            keep(task.prompt, frequencies, record)
+        reuse = reuse_report(plan, recompute, passed, self.fusor.adapter.layer_count)
+        notes = (*damaged.values(), *task.prompt.notes, *reuse.notes)
+        return self._prefilled(task, plan, replace(reuse, notes=notes), passed, record, lookup_s)
 
     def _prefilled(
         self,
         task: Task,
         plan: Plan,
+        reuse: Reuse,
         passed: PassResult,
         record: Recording | None,
-        tries: "_Tries",
+        lookup_s: float,
     ) -> PrefilledPrompt:
-        fused = passed.fused
         length = plan.token_ids.numel()
         refused = self.offloading.refusal(length) if self.offloading else None
         elapsed_s = task.claim.elapsed_s()
         own_s = passed.pass_s - passed.others_s
-        reuse = reuse_report(
-            plan, task.request.method.selector, passed, self.fusor.adapter.layer_count
-        )
-        notes = (
-            *tries.damaged.values(),
-            *task.prompt.notes,
-            *reuse.notes,
-            *filter(None, [refused]),
-        )
         return PrefilledPrompt(
             token_ids=plan.token_ids,
             selected_by_layer=passed.selected_by_layer,
             logits=passed.logits,
-            reuse=replace(reuse, notes=notes),
+            reuse=replace(reuse, notes=(*reuse.notes, refused)) if refused else reuse,
             timing=Timing(
-                queue_s=elapsed_s - task.request.began_s - tries.lookup_s - own_s,
-                lookup_s=tries.lookup_s,
+                queue_s=elapsed_s - task.request.began_s - lookup_s - own_s,
+                lookup_s=lookup_s,
                 load_s=passed.load_s,
-                fuse_s=fused.place_s,
+                fuse_s=passed.fused.place_s,
                 prefill_s=own_s,
                 first_token_s=elapsed_s,
             ),
-            kv=fused.kv,
+            kv=passed.fused.kv,
             turn_kv=self._turn_kv(task, plan, passed, record),
             spans=prompt_spans(plan, passed.selected_by_layer[-1], task.prompt.question_end),
         )

@@ -9,11 +9,11 @@ from itertools import chain
 
 import torch
 
-from ragkv.fusion import PassResult, Plan, Selector, Span, SpanKind, SpanState
+from ragkv.fusion import PassResult, Plan, Recompute, Span, SpanKind, SpanState
 from ragkv.types import PromptSpan, Reuse
 
 
-def reuse_report(plan: Plan, selector: Selector, passed: PassResult, layers: int) -> Reuse:
+def reuse_report(plan: Plan, recompute: Recompute, passed: PassResult, layers: int) -> Reuse:
     """The counts of a prompt that was computed as planned."""
     length = plan.token_ids.numel()
     forced = plan.forced.numel()
@@ -24,7 +24,7 @@ def reuse_report(plan: Plan, selector: Selector, passed: PassResult, layers: int
         for span in plan.spans
         if span.state is SpanState.EXACT
     )
-    repaired = _history_note(plan, passed.selected_by_layer[-1]) if plan.ratio else None
+    repaired = _history_note(plan, passed.selected_by_layer[-1]) if recompute.ratio else None
     joined = (
         f"computed in one pass with {passed.prompts - 1} other prompts"
         if passed.prompts > 1
@@ -38,20 +38,20 @@ def reuse_report(plan: Plan, selector: Selector, passed: PassResult, layers: int
         bytes_by_tier=passed.bytes_by_tier,
         missed_chunks=len(plan.missed),
         missed_tokens=sum(len(span) for span in plan.spans if span.chunk in plan.missed),
-        ratio=plan.ratio,
-        selector=selector.name,
+        ratio=recompute.ratio,
+        selector=recompute.selector.name,
         compute=fused.row_layers / (layers * length),
         notes=(*plan.notes, *filter(None, (repaired, joined))),
-        decision=(*plan.reasons, *_outcome(plan, passed)),
+        decision=(*recompute.reasons, *_outcome(recompute, passed)),
     )
 
 
-def _outcome(plan: Plan, passed: PassResult) -> Iterator[str]:
+def _outcome(recompute: Recompute, passed: PassResult) -> Iterator[str]:
     """How long the prompt took, next to what was expected, in a sentence."""
-    if plan.expected_s is not None and plan.reasons and passed.prompts == 1:
+    if recompute.expected_s is not None and recompute.reasons and passed.prompts == 1:
         took_s = passed.pass_s - passed.others_s
         waited = f", {1e3 * passed.load_s:.3g} ms of it waiting" if passed.load_s else ""
-        yield f"expected {1e3 * plan.expected_s:.3g} ms, took {1e3 * took_s:.3g} ms{waited}"
+        yield f"expected {1e3 * recompute.expected_s:.3g} ms, took {1e3 * took_s:.3g} ms{waited}"
 
 
 def prompt_spans(plan: Plan, selected: torch.Tensor, question_end: int) -> tuple[PromptSpan, ...]:

@@ -6,7 +6,8 @@ for another tenant's rows. The caller computes the pass.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -42,29 +43,29 @@ class JointPrefills(Generic[P]):
         """How many wait."""
         return len(self._waiting)
 
-    def run(
-        self, prompt: P, rows: float, claim: Claim, compute: Callable[[Sequence[P]], None]
-    ) -> None:
-        """Return when a pass with `prompt` is over. Raises what `claim.check` raises while it
-        waits.
+    @contextmanager
+    def joined(self, prompt: P, rows: float, claim: Claim) -> Iterator[Sequence[P]]:
+        """The prompts that the block computes, under the lock: `prompt` and others, with at most
+        `JOINT_ROWS` rows together. None, if another thread has computed `prompt` meanwhile.
 
-        `compute` is called under the lock, with `prompt` and other prompts. All of them have at most
-        `JOINT_ROWS` rows together. `compute` must set a result or an error on every prompt. If it
-        sets neither, the prompt's own thread tries again. This thread raises what `compute` raises.
+        Raises what `claim.check` raises while it waits.
         """
         own = _WaitingPrompt(prompt, rows, claim.owner)
         with self._guard:
             self._waiting.append(own)
         try:
-            if self.lock.acquire(own.wait, claim.check):
-                joined = [own]
-                try:
-                    self._add_others(joined)
-                    compute([one.prompt for one in joined])
-                finally:
-                    for one in joined:
-                        one.done.set()
-                    self.lock.release()
+            if not self.lock.acquire(own.wait, claim.check):
+                own.done.wait()
+                yield ()
+                return
+            joined = [own]
+            try:
+                self._add_others(joined)
+                yield [one.prompt for one in joined]
+            finally:
+                for one in joined:
+                    one.done.set()
+                self.lock.release()
         finally:
             with self._guard:
                 self._waiting = [other for other in self._waiting if other is not own]

@@ -112,8 +112,7 @@ def test_the_share_of_rows_counts_the_question_twice_up_to_the_last_asked_layer(
     assert rows_share(plan, asking, 0.0, 4) == pytest.approx(10 / 110)
     assert rows_share(plan, FirstK(), 0.0, 4) == pytest.approx(10 / 110)
     assert rows_share(plan, FirstK(), 1.0, 4) == 1.0
-    early = dataclasses.replace(plan, early=7)
-    assert Shape.of(early, asking, 4).early_tokens == 7
+    assert Shape.of(plan, asking, 4, early=7).early_tokens == 7
 
 
 def test_loading_takes_bytes_over_bandwidth_plus_one_latency_per_slice() -> None:

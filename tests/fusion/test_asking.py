@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from ragkv import Engine
 from ragkv.control.controller import Controller
 from ragkv.control.method import Method
-from ragkv.fusion import LayerReader, Plan, Span, SpanKind, SpanState, make_selector
+from ragkv.fusion import LayerReader, Plan, Recompute, Span, SpanKind, SpanState, make_selector
 from ragkv.fusion.fuse import TokenChoice
 from ragkv.fusion.pipeline import UNMEASURED
 from ragkv.fusion.selectors import Attention, budget
@@ -118,8 +118,9 @@ def early(monkeypatch: pytest.MonkeyPatch) -> None:
     """The controller has `EARLY` tokens recomputed before the question chooses."""
     decide = Controller.decide
 
-    def decided(controller: Controller, plan: Plan, method: Method) -> Plan:
-        return replace(decide(controller, plan, method), early=EARLY)
+    def decided(controller: Controller, plan: Plan, method: Method) -> tuple[Plan, Recompute]:
+        plan, recompute = decide(controller, plan, method)
+        return plan, replace(recompute, early=EARLY)
 
     monkeypatch.setattr(Controller, "decide", decided)
 
@@ -185,8 +186,9 @@ def test_a_layer_computes_the_early_tokens_and_the_chosen_ones_at_most() -> None
         Span(SpanKind.CHUNK, 0, 100, SpanState.FUSED),
         Span(SpanKind.QUESTION, 100, 110, SpanState.COMPUTED),
     )
-    plan = replace(Plan.of(torch.arange(110), spans), ratio=0.2, early=EARLY)
-    assert TokenChoice(plan, Attention(), 0, LAYERS).most_rows == 10 + EARLY + 20
+    plan = Plan.of(torch.arange(110), spans)
+    recompute = Recompute(Attention(), 0.2, EARLY)
+    assert TokenChoice(plan, recompute, 0, LAYERS).most_rows == 10 + EARLY + 20
 
 
 @pytest.mark.usefixtures("early")

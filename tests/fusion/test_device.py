@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ import transformers
 from ragkv.fusion import (
     Plan,
     Readers,
+    Recompute,
     Span,
     SpanKind,
     SpanState,
@@ -84,13 +84,17 @@ def adapter_of(family: str, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def prefill(
-    adapter: Any, plan: Plan, selector: str, ratio: float, record: Recording | None = None
+    adapter: Any,
+    plan: Plan,
+    selector: str,
+    ratio: float,
+    record: Recording | None = None,
+    early: int = 0,
 ) -> Any:
     """What a pass over the prompt gives."""
+    recompute = Recompute(make_selector(selector), ratio, early)
     fusor = Fusor(adapter, InlineReaders(), 1, 0)  # type: ignore[arg-type]
-    with fusor.prepared(
-        replace(plan, ratio=ratio), make_selector(selector), record=record
-    ) as prompt:
+    with fusor.prepared(plan, recompute, record=record) as prompt:
         fusor.run([prompt], lambda: None)
         return prompt.result()
 
@@ -165,14 +169,14 @@ def test_a_device_computes_what_the_host_does(family: str, selector: str) -> Non
 
 def test_tokens_that_are_recomputed_early_are_so_on_a_device() -> None:
     adapter = adapter_of("llama")
-    plan = replace(plan_of(adapter, 4), early=11)
+    plan = plan_of(adapter, 4)
     with torch.no_grad():
-        host = prefill(adapter, plan, "attention", 0.3)
+        host = prefill(adapter, plan, "attention", 0.3, early=11)
     device = FakeDevice()
     with device.running(), torch.no_grad():
         move(adapter)
         with counting(device, adapter):
-            passed = prefill(adapter, plan, "attention", 0.3)
+            passed = prefill(adapter, plan, "attention", 0.3, early=11)
     same(on_host(passed.logits), host.logits)
     assert torch.equal(passed.selected_by_layer[-1], host.selected_by_layer[-1])
 
@@ -224,7 +228,7 @@ def test_what_ends_a_prompt_frees_its_pass_at_once() -> None:
     with (
         pytest.raises(ZeroDivisionError),
         fusor.prepared(
-            replace(plan_of(adapter, 2, ("raw",)), ratio=0.3), make_selector("first-k")
+            plan_of(adapter, 2, ("raw",)), Recompute(make_selector("first-k"), 0.3)
         ) as prompt,
     ):
         raise ZeroDivisionError
@@ -236,13 +240,13 @@ def joint(adapter: Any, plans: Sequence[Plan], selectors: Sequence[str]) -> list
     fusor = Fusor(adapter, InlineReaders(), 1, 0)  # type: ignore[arg-type]
     with ExitStack() as stack:
         prompts = [
-            stack.enter_context(fusor.prepared(replace(plan, ratio=0.3), make_selector(selector)))
+            stack.enter_context(fusor.prepared(plan, Recompute(make_selector(selector), 0.3)))
             for plan, selector in zip(plans, selectors, strict=True)
         ]
         fusor.run(prompts, lambda: None)
         results = [prompt.result() for prompt in prompts]
-    assert all(result is not None and result.prompts == len(plans) for result in results)
-    return [result.logits for result in results if result is not None]
+    assert all(result.prompts == len(plans) for result in results)
+    return [result.logits for result in results]
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])

@@ -2,6 +2,9 @@
 twice.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from ragkv import Engine
@@ -9,6 +12,7 @@ from ragkv.errors import ConfigError
 from ragkv.fusion import Selection, Selector, make_selector
 from ragkv.fusion.hkvd import HKVD
 from ragkv.fusion.selectors import Attention
+from ragkv.fusion.static_selectors import FirstK
 from ragkv.registry import SELECTORS
 from tests.fusion import helpers, selector_rules
 from tests.fusion.selector_rules import RATIOS, budget
@@ -83,21 +87,33 @@ def test_a_span_that_is_recomputed_entirely_is_not_read() -> None:
     assert checked["memory"] == some["memory"]
 
 
+def body_of(written: Sequence[str]) -> dict[str, Any]:
+    """The body of a class that writes these methods."""
+    whose = {"select": FirstK, "keep": HKVD}
+    return {name: getattr(whose.get(name, Attention), name) for name in written}
+
+
 @pytest.mark.parametrize(
-    "written", [("asked_layers",), ("select_asked",), ("keep", "asked_layers")]
+    ("written", "says"),
+    [
+        (("asked_layers",), "both of asked_layers and select_asked"),
+        (("select_asked",), "both of asked_layers and select_asked"),
+        (("keep", "asked_layers"), "both of asked_layers and select_asked"),
+        ((), "write select, keep, or"),
+    ],
 )
 def test_a_selector_that_is_of_no_kind_is_refused_where_it_is_written(
-    written: tuple[str, ...],
+    written: tuple[str, ...], says: str
 ) -> None:
-    body = {name: getattr(Attention if name != "keep" else HKVD, name) for name in written}
-    with pytest.raises(TypeError, match="both of asked_layers and select_asked"):
+    body = body_of(written)
+    with pytest.raises(TypeError, match=says):
         type("Odd", (Selector,), body)
 
 
 @pytest.mark.parametrize(
     ("written", "selection"),
     [
-        ((), Selection.STATIC),
+        (("select",), Selection.STATIC),
         (("keep",), Selection.CHECKING),
         (("asked_layers", "select_asked"), Selection.ASKING),
     ],
@@ -105,5 +121,4 @@ def test_a_selector_that_is_of_no_kind_is_refused_where_it_is_written(
 def test_the_kind_of_a_selector_follows_from_what_it_writes(
     written: tuple[str, ...], selection: Selection
 ) -> None:
-    body = {name: getattr(Attention if name != "keep" else HKVD, name) for name in written}
-    assert type("Own", (Selector,), body).selection is selection  # type: ignore[attr-defined]
+    assert type("Own", (Selector,), body_of(written)).selection is selection  # type: ignore[attr-defined]

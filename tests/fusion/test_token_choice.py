@@ -1,11 +1,9 @@
 """How many rows a prompt's selector recomputes, as read-ahead and room for rows count them."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from ragkv.fusion import Candidates, Plan, Span, SpanKind, SpanState, make_selector
+from ragkv.fusion import Candidates, Plan, Recompute, Span, SpanKind, SpanState, make_selector
 from ragkv.fusion.fuse import TokenChoice
 
 TOKENS = 20
@@ -26,5 +24,5 @@ def test_the_ratio_says_how_many_tokens_a_selector_recomputes(
 ) -> None:
     plan = plan_of()
     assert isinstance(plan.candidates, Candidates) and len(plan.candidates) == TOKENS
-    choice = TokenChoice(replace(plan, ratio=ratio), make_selector(selector), 0, layers=4)
-    assert choice.wanted == wanted
+    recompute = Recompute(make_selector(selector), ratio)
+    assert TokenChoice(plan, recompute, 0, layers=4).budget == wanted

@@ -196,6 +196,6 @@ def test_an_interrupt_while_others_are_taken_along_keeps_the_model_free(
     lock = FairLock()
     prefills = JointPrefills[str](lock)
     monkeypatch.setattr(lock, "dismiss", raising(KeyboardInterrupt()))
-    with pytest.raises(KeyboardInterrupt):
-        prefills.run("prompt", 1, Claim(), lambda _: None)
+    with pytest.raises(KeyboardInterrupt), prefills.joined("prompt", 1, Claim()):
+        pass
     assert not lock.held
