@@ -34,10 +34,10 @@ class StoreLimits:
             if tier.ledger is not None:
                 tier.ledger.tell(lambda policy: policy.retarget(xi_blocks))
 
-    def leave_disk(self, size_bytes: int) -> None:
-        """Leave so many of `disk_bytes` to what lies next to the entries, such as documents."""
+    def reserve_disk(self, size_bytes: int) -> None:
+        """Reserve so many of `disk_bytes` for what lies next to the entries, such as documents."""
         for tier in self.tiers:
-            tier.leave(size_bytes)
+            tier.reserve(size_bytes)
 
     def give_way(self) -> bool:
         """Give up entries on disk, because it is full; whether that freed any space."""

@@ -68,7 +68,7 @@ class Store(Closing):
             lease = or_none("look up an entry", tier.lease, identity, token_ids)
             if lease is not None:
                 if depth:
-                    lease.leave_to(partial(self._copies.promote, depth=depth, since=since))
+                    lease.on_close(partial(self._copies.promote, depth=depth, since=since))
                 return lease
         if waiting is not None and waiting.info.matches(identity, token_ids):
             return MemoryLease(waiting)

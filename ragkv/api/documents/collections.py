@@ -109,7 +109,7 @@ class Collections(Closing):
         # whose deletion a kill interrupted.
         self._unfinished = dict.fromkeys(self.folders.leftovers(), "")
         self._finish()
-        self._leave_disk()
+        self._reserve_disk()
 
     def texts(self) -> Iterator[str]:
         """The texts of all passages in all collections, some of them more than once."""
@@ -171,7 +171,7 @@ class Collections(Closing):
                 parsed.documents, split=split, check=check, on_forget=self._note
             )
             self._delete_kv(passage.text for passage in report.forgotten_passages)
-        self._leave_disk()
+        self._reserve_disk()
         self.known_passages.refresh(at_once=True)
         return report
 
@@ -229,7 +229,7 @@ class Collections(Closing):
         with self._changing(check):
             removal = rag.index.writer.delete(document_ids, self._note, check)
             self._delete_kv(passage.text for passage in removal.forgotten_passages)
-        self._leave_disk()
+        self._reserve_disk()
         self.known_passages.refresh(at_once=True)
         return removal
 
@@ -384,7 +384,7 @@ class Collections(Closing):
                     continue
                 shutil.rmtree(folder, ignore_errors=True)
                 del self._unfinished[folder]
-            self._leave_disk()
+            self._reserve_disk()
 
     def _make_room(self) -> bool:
         """Give up KV, then the reserve, to a deletion. Whether that freed any space."""
@@ -394,6 +394,6 @@ class Collections(Closing):
         """Delete the KV of all texts in a folder that no collection holds any more."""
         self._delete_kv(self.folders.texts(folder))
 
-    def _leave_disk(self) -> None:
+    def _reserve_disk(self) -> None:
         """Leave to KV what documents do not take of the tenant's disk."""
-        self._engine.parts.store.limits.leave_disk(self.folders.size_bytes())
+        self._engine.parts.store.limits.reserve_disk(self.folders.size_bytes())

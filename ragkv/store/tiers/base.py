@@ -91,8 +91,8 @@ class Tier(ABC):
         """The readable entries of `scan`."""
         return (info for _, info in self.scan() if info is not None)
 
-    def leave(self, size_bytes: int) -> None:  # noqa: B027
-        """Leave so much of the capacity to what lies next to the entries."""
+    def reserve(self, size_bytes: int) -> None:  # noqa: B027
+        """Reserve so much of the capacity for what lies next to the entries."""
 
     def give_way(self) -> int:
         """Evict some entries, because the disk is full; returns the bytes that this freed."""

@@ -98,8 +98,8 @@ class DiskTier(Tier):
                 continue  # it is dropped already, or `gc` must leave it
             yield key, info
 
-    def leave(self, size_bytes: int) -> None:
-        self._files.leave(size_bytes)
+    def reserve(self, size_bytes: int) -> None:
+        self._files.reserve(size_bytes)
 
     def give_way(self) -> int:
         return self._files.give_way()

@@ -136,8 +136,8 @@ class EntryFiles:
         self._sync_deletions(key)
         return slot is not None
 
-    def leave(self, size_bytes: int) -> None:
-        """See `Tier.leave`; what has no room any more is evicted."""
+    def reserve(self, size_bytes: int) -> None:
+        """See `Tier.reserve`; what has no room any more is evicted."""
         with self._writing:
             self.ledger.resize(max(0, self._capacity_bytes - size_bytes))
 

@@ -60,7 +60,7 @@ class Lease(Closing):
     def release(self) -> None:
         """Unpin the entry. Twice is harmless."""
 
-    def leave_to(self, heir: "Callable[[Lease], None]") -> None:
+    def on_close(self, heir: "Callable[[Lease], None]") -> None:
         """When it is closed, give it to `heir` instead, who closes it again. Not after damage."""
         self._heir = heir
 
