@@ -76,7 +76,7 @@ class ActiveAnswer:
 
     def finish(self) -> Iterator[TokenEvent | Answer]:
         """Yield the text that was held back, then the whole answer."""
-        if rest := self._text.finish():
+        if rest := self._text.flush():
             yield TokenEvent(rest, None)
         self._note_token()  # an answer may have no token
         report = self._report

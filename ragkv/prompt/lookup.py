@@ -55,7 +55,7 @@ class Lookup:
         wanted = wanted_spans(prompt, method, frequencies)
         spans = [looked_up(span) for span in wanted]
         missed = _missed_ids(prompt, spans)
-        if missed and not again and self.background.finish(missed.values(), task.claim.check):
+        if missed and not again and self.background.encode_first(missed.values(), task.claim.check):
             spans = [looked_up(span) if span.chunk in missed else span for span in spans]
             missed = _missed_ids(prompt, spans)
         for ids in missed.values():

@@ -141,7 +141,7 @@ class Handover:
         self._waiting.append(new)
         self._hand_over(0.0)
 
-    def finish(self) -> tuple[str, ...]:
+    def hand_over_rest(self) -> tuple[str, ...]:
         """Wait for room for the blocks that are left, at most `SAVE_WAIT_S`; notes say how long, and
         how many blocks are lost.
         """
@@ -248,7 +248,7 @@ class Turn(Closing):
         parts = prompt.history.parts + self._parts(len(answer), len(between))
         history = History(blocks, whole[at:], parts)
         turns = with_turn(self._before.turns, self._before.history, sessions.clock())
-        notes = self._handover.finish()
+        notes = self._handover.hand_over_rest()
         title = self._task.request.title
         self._commit(
             lambda state: replace(state, turns=turns, history=history, title=state.title or title)

@@ -30,7 +30,7 @@ def pieces(tokenizer: Any, ids: list[int], stop: Any = ()) -> tuple[list[str], T
         out.append(stream.add(token))
         if stream.stopped:
             break
-    return [*out, stream.finish()], stream
+    return [*out, stream.flush()], stream
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, FALLBACK], ids=["byte-level", "byte-fallback"])

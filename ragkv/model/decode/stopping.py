@@ -66,7 +66,7 @@ class TextStream:
         self.stopped = cut is not None
         return self._hand_out(len(decoded) - self._held_back(decoded) if cut is None else cut)
 
-    def finish(self) -> str:
+    def flush(self) -> str:
         """The text that was held back."""
         return self._hand_out(len(self._decoded))
 

@@ -124,7 +124,7 @@ class BackgroundEncoder:
             ):
                 self._changed.wait(POLL_S)
 
-    def finish(self, chunks: Iterable[_Ids], check: Check) -> bool:
+    def encode_first(self, chunks: Iterable[_Ids], check: Check) -> bool:
         """Encode those of `chunks` that wait, and return when they are stored: whether any did.
         Raises what `check` raises.
 

@@ -344,7 +344,7 @@ class TestWaiting:
             background.add(tuple(Q))
             until(lambda: background._current is not None)  # the thread has taken it
             background.add(tuple(A))
-            waiting = begin(lambda: background.finish([tuple(A)], lambda: None))
+            waiting = begin(lambda: background.encode_first([tuple(A)], lambda: None))
             until(lambda: bool(background._wanted))
             for chunk in (B, C):
                 background.add(tuple(chunk))
@@ -365,7 +365,7 @@ class TestWaiting:
             waiting = begin(wait)
             waiting.join(30)
             assert not waiting.is_alive()
-        assert not background.finish([tuple(A)], lambda: None)
+        assert not background.encode_first([tuple(A)], lambda: None)
 
     def test_of_too_many_missed_chunks_the_oldest_stays_a_miss_and_the_log_says_how_many(
         self, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
