@@ -137,7 +137,7 @@ def assembled(
             background=background,
             intake=intake,
             prefix_blocks=prefix_blocks,
-            telling=sessions.telling,
+            announcing=sessions.announcing,
             unused_note=_unused_note(store, identity, model.dtype_choice.why),
         )
         readers = Readers(config.store.reader_threads)

@@ -65,7 +65,7 @@ class Entries:
     intake: Intake
     prefix_blocks: PrefixBlocks
     # entered while the entries of these keys are deleted: other replicas are told of it
-    telling: Callable[[Sequence[EntryKey]], AbstractContextManager[None]]
+    announcing: Callable[[Sequence[EntryKey]], AbstractContextManager[None]]
     # why entries of an earlier run are not reused; None: they are, or there are none
     unused_note: str | None = None
     _watches: set[DeletionWatch] = field(default_factory=set, init=False, compare=False)
@@ -204,7 +204,7 @@ class Entries:
         """
         keys = self.keys(chunks)
         self._cancel(keys)
-        with self.telling(keys):
+        with self.announcing(keys):
             return deleted_everywhere(keys, self.store.delete)
 
     def delete_untold(
@@ -231,7 +231,7 @@ class Entries:
         retained = set(self.keys(chunks))
         own = (info.key for info in self.store.contents.infos() if info.identity == self.identity)
         others = [key for key in own if key not in retained]
-        with self.telling(others):
+        with self.announcing(others):
             return deleted_everywhere(others, self.store.delete)
 
     def gc(self) -> int:

@@ -40,7 +40,7 @@ class LiveTier:
             found.append(lease is not None)
             if lease is not None:
                 lease.close()
-        self.tier.ledger.tell(lambda policy: policy.turn_ended(turn))
+        self.tier.ledger.notify_policy(lambda policy: policy.turn_ended(turn))
         for index, number in enumerate(numbers):
             if not found[index]:
                 ids = tuple(ids_of(number))
@@ -60,6 +60,6 @@ def simulate_live(trace: Trace, name: str, setting: ReplaySetting) -> Report:
         make_policy(name, PolicySettings(block_tokens=trace.block_tokens)), setting.capacity_blocks
     )
     # as a profile does for store.ttft_target_ms
-    tier.tier.ledger.tell(lambda policy: policy.retarget(setting.xi_blocks))
+    tier.tier.ledger.notify_policy(lambda policy: policy.retarget(setting.xi_blocks))
     done = Replay(setting.capacity_blocks, list(map(tier.serve, trace.turns)))
     return report_of(name, trace, done, setting)

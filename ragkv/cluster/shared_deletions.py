@@ -53,7 +53,7 @@ class SharedDeletions(Closing):
         self._thread.start()
 
     @contextmanager
-    def telling(self, keys: Sequence[EntryKey]) -> Iterator[None]:
+    def announcing(self, keys: Sequence[EntryKey]) -> Iterator[None]:
         """The block deletes the entries of `keys`. Noted first: a kill, or an outage, only delays
         what is told. Raises `StoreError`, and nothing is deleted, if that cannot be noted.
         """
@@ -61,7 +61,7 @@ class SharedDeletions(Closing):
             self._untold.add(*keys)
         yield
         try:
-            self._tell(keys)
+            self._announce(keys)
         except SessionUnavailableError as error:
             log.warning("Other replicas are told of %d deleted entries later: %s", len(keys), error)
 
@@ -69,7 +69,7 @@ class SharedDeletions(Closing):
         self._closing.set()
         self._thread.join()
 
-    def _tell(self, keys: Sequence[EntryKey]) -> None:
+    def _announce(self, keys: Sequence[EntryKey]) -> None:
         """Tell the other replicas of deleted entries. Raises `SessionUnavailableError`."""
         if keys:
             self._storage.announce(keys)
@@ -88,7 +88,7 @@ class SharedDeletions(Closing):
         while not self._closing.wait(POLL_S):
             try:
                 self._storage.probe()
-                self._tell(sorted(self._untold.keys))
+                self._announce(sorted(self._untold.keys))
                 self._follow_deletions()
                 self._delete_unused(())  # what could not be deleted while the server was away
                 if time.monotonic() >= self._tidy_at:

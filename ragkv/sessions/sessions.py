@@ -276,11 +276,11 @@ class Sessions(Closing):
             self.blocks.writer.flush()
             self.blocks.writer.then(self.blocks.delete_orphans)
 
-    def telling(self, keys: Sequence[EntryKey]) -> AbstractContextManager[None]:
+    def announcing(self, keys: Sequence[EntryKey]) -> AbstractContextManager[None]:
         """The block deletes the entries of `keys`; the replicas that share the sessions are told of
         it.
         """
-        return nullcontext() if self._deletions is None else self._deletions.telling(keys)
+        return nullcontext() if self._deletions is None else self._deletions.announcing(keys)
 
     def flush(self) -> None:
         """Return when blocks and states are saved."""

@@ -32,7 +32,7 @@ class StoreLimits:
         """Tell the policies of all tiers their latency threshold, in blocks."""
         for tier in self.tiers:
             if tier.ledger is not None:
-                tier.ledger.tell(lambda policy: policy.retarget(xi_blocks))
+                tier.ledger.notify_policy(lambda policy: policy.retarget(xi_blocks))
 
     def reserve_disk(self, size_bytes: int) -> None:
         """Reserve so many of `disk_bytes` for what lies next to the entries, such as documents."""

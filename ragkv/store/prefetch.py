@@ -97,7 +97,7 @@ class Prefetcher:
         with self._lock:
             self._joined += 1
             request = self._requests[hint] = _Queued(self._joined)
-            self._tell(hint, lambda policy, group: policy.queued(group, request.number))
+            self._notify_policies(hint, lambda policy, group: policy.queued(group, request.number))
             if self.fetches:
                 self._beyond.extend((request, entry) for entry in hint.entries)
         self._wake()
@@ -121,7 +121,7 @@ class Prefetcher:
             request.gone = True
             for key in list(request.inside):
                 self._release(request, key)
-            self._tell(hint, lambda policy, group: policy.left(group, request.number))
+            self._notify_policies(hint, lambda policy, group: policy.left(group, request.number))
         self._wake()
 
     @property
@@ -138,14 +138,14 @@ class Prefetcher:
         self._closed = True
         self._worker.close()
 
-    def _tell(self, hint: PrefetchHint, what: Callable[[Policy, str], object]) -> None:
-        def tell(policy: Policy) -> None:
+    def _notify_policies(self, hint: PrefetchHint, what: Callable[[Policy, str], object]) -> None:
+        def notify(policy: Policy) -> None:
             for group in hint.groups:
                 what(policy, group)
 
         for tier in self.tiers:
             if tier.ledger is not None:
-                or_none("tell a policy about a waiting request", tier.ledger.tell, tell)
+                or_none("notify a policy of a waiting request", tier.ledger.notify_policy, notify)
 
     def _look_ahead(self, hint: PrefetchHint) -> None:
         """Let the remote tiers look up what no local tier has, all at once."""

@@ -106,7 +106,11 @@ class Store(Closing):
         """
         for tier in self.tiers:
             if tier.ledger is not None:
-                or_none("tell a policy", tier.ledger.tell, lambda policy: policy.turn_ended(turn))
+                or_none(
+                    "notify a policy",
+                    tier.ledger.notify_policy,
+                    lambda policy: policy.turn_ended(turn),
+                )
 
     def delete(self, key: EntryKey, *, here: bool = False) -> bool:
         """Drop `key` from every tier and from the write buffer; whether it was anywhere.

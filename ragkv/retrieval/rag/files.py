@@ -125,12 +125,12 @@ class FileReader:
         )
         named = {Path(path).absolute() for path in paths}
         for done, file in enumerate(found):
-            self._tell(FileProgress(done, len(found), path=printable(file.path)))
+            self._report(FileProgress(done, len(found), path=printable(file.path)))
             outcome = self._outcome(file, is_named=file.path.absolute() in named)
             self.outcomes.append(outcome)
             if outcome.status == "failed":
                 logger.warning("%s", outcome.reason)
-            self._tell(FileProgress(done + 1, len(found), outcome))
+            self._report(FileProgress(done + 1, len(found), outcome))
         self._tell_missing(paths, found)
 
     def _look_at_known(self) -> dict[str, str]:
@@ -144,7 +144,7 @@ class FileReader:
                 linked[real] = path
         return linked
 
-    def _tell(self, progress: FileProgress) -> None:
+    def _report(self, progress: FileProgress) -> None:
         if self._options.on_file is not None:
             self._options.on_file(progress)
 
@@ -306,7 +306,7 @@ class FileReader:
                 outcome = FileOutcome(printable(known), "gone", reason)
                 gone += 1
             self.outcomes.append(outcome)
-            self._tell(FileProgress(len(found), len(found), outcome))
+            self._report(FileProgress(len(found), len(found), outcome))
         if gone:
             logger.warning("%s are gone, and their text stays: %s", counted(gone, "file"), GONE)
 

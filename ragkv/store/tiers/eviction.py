@@ -40,7 +40,7 @@ class Evictor:
         ledger = self.ledger
         if item.size > ledger.capacity_bytes - ledger.leased_bytes:
             return False
-        self._announce(item, now)
+        self._notify_policy(item, now)
         fits = False
         try:
             fits = self._evict_for(item, now)
@@ -59,13 +59,13 @@ class Evictor:
             self._evict(eviction, item.size)
         return True
 
-    def _announce(self, item: Item, now: float) -> None:
+    def _notify_policy(self, item: Item, now: float) -> None:
         """Tell the policy that `item` is about to be held."""
         name = self.ledger.group_of(item)
         group = self.ledger.groups.get(name)
         extent = max(0 if group is None else group.extent, item.index + 1)
         size = (0 if group is None else group.size) + item.size
-        self.ledger.tell(lambda policy: policy.held(name, extent, size, now))
+        self.ledger.notify_policy(lambda policy: policy.held(name, extent, size, now))
 
     def _victim(self, now: float) -> Eviction:
         leased = self.ledger.leased

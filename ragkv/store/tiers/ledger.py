@@ -133,7 +133,7 @@ class Ledger(Generic[P]):
                     self.counts.hits += 1
                     name = self.group_of(slot.item)
                     now = self._clock()
-                    self.tell(lambda policy: policy.used(name, now))
+                    self.notify_policy(lambda policy: policy.used(name, now))
         return lease
 
     def release(self, slot: Slot[P]) -> None:
@@ -236,7 +236,7 @@ class Ledger(Generic[P]):
         """The name of the group that policies decide by: its conversation, or the chunk itself."""
         return item.group or item.key.digest
 
-    def tell(self, news: Callable[[Policy], object]) -> None:
+    def notify_policy(self, news: Callable[[Policy], object]) -> None:
         """Let `news` tell the policy something, in order, before the policy is asked anything."""
         with self.lock:
             self._news.append(news)
@@ -261,7 +261,7 @@ class Ledger(Generic[P]):
         extent = group.extent  # now, not when the policy is told
         size = group.size
         now = self._time(used)
-        self.tell(lambda policy: policy.held(name, extent, size, now))
+        self.notify_policy(lambda policy: policy.held(name, extent, size, now))
 
     def _time(self, used: float | None) -> float:
         return self._clock() if used is None else used
