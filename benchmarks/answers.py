@@ -127,7 +127,7 @@ def _ask(
     chunks = [engines[0].chunk(text) for text in asked.passages]
     if "fused" in options.ways:
         for engine in engines:
-            engine.entries.warm(chunks)
+            engine.entries.encode(chunks)
     for number, kind in enumerate(kinds):
         question = KINDS[kind].format(question=asked.question)
         for way in options.ways:

@@ -120,7 +120,7 @@ def main() -> None:
         chunks = chunks_of(base, options.data, options.passages, options.tokens)
         engines = {way: base.with_config(config) for way in options.ways}
         if options.stored and "fused" in engines:
-            engines["fused"].entries.warm(chunks)
+            engines["fused"].entries.encode(chunks)
         for way, engine in engines.items():  # uncounted: over no passage that is asked about
             ask(engine, chunks_of(base, options.data, 2, options.tokens + 1), way)
         for number, places in enumerate(drawn(options.questions, options.passages, options.each)):

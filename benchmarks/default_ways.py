@@ -278,7 +278,7 @@ class Asker:
         full_gold = reader.likelihood(full, golds)
         for tokens in dict.fromkeys(way.neutral_tokens for way in ways):
             engine = self._engines[tokens]
-            engine.entries.warm(chunks)
+            engine.entries.encode(chunks)
             for way in (way for way in ways if way.neutral_tokens == tokens):
                 prefill = served(engine, question, chunks, way)
                 found = reader.log_probabilities(prefill, answer)

@@ -80,7 +80,7 @@ def _measure(engine: Engine, texts: list[Text], selectors: list[str]) -> dict[st
     recall: dict[str, list[float]] = defaultdict(list)
     ranks: list[list[float]] = []
     for text in texts:
-        engine.entries.warm(text.chunks)
+        engine.entries.encode(text.chunks)
         wanted, _ = next_tokens(engine, text, "none", 0.0, reuse="none")
         truth = lens.truth(engine, text.chunks)
         ranks.append(_rank_correlations(truth))

@@ -75,7 +75,7 @@ class Bench:
             articles[i % len(articles)][i // len(articles) * tokens :][:tokens]
             for i in range(count)
         ]
-        self.engine.entries.warm(made)
+        self.engine.entries.encode(made)
         return made
 
     def questions(self, name: str, count: int) -> Sequence[Asked]:

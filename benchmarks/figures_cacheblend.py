@@ -241,7 +241,7 @@ def over_ratios(bench: Bench) -> Iterator[Row]:
             wanted = reader.log_probabilities(full, answer)
             chunks = [alone.chunk(text) for text in one.passages]
             for engine, _ in ways:
-                engine.entries.warm(chunks)
+                engine.entries.encode(chunks)
             for ratio in RATIOS:
                 row = [reader.likelihood(full, golds)]
                 for engine, selector in ways:
@@ -269,7 +269,7 @@ def attention_deviation(bench: Bench) -> Iterator[Row]:
             chunks = [engine.chunk(text) for text in one.passages]
             full = engine.prefill(question, chunks, reuse="none")
             wanted = attention_of_last(engine, full, rows)
-            engine.entries.warm(chunks)
+            engine.entries.encode(chunks)
             for ratio in RATIOS:
                 row = []
                 for selector in ("hkvd", "random"):
@@ -303,7 +303,7 @@ def _first_tokens(bench: Bench, made: list[list[int]]) -> list[float]:
     chunks = [Chunk(tuple(ids)) for ids in made]
     times: dict[str, list[float]] = {}
     with bench.engine.with_config(ALONE) as alone:
-        alone.entries.warm(chunks)
+        alone.entries.encode(chunks)
         for run in range(2 if bench.quick else 4):
             bench.engine.entries.delete([(0,)])  # which also forgets the blocks of earlier prompts
             ask_before(bench.engine, chunks)

@@ -77,7 +77,7 @@ def _endless_chunks(vocabulary: int, length: int, count: int) -> Any:
 
 
 def _warm(engine: Engine, chunks: Sequence[Sequence[int]]) -> None:
-    assert engine.entries.warm(chunks).encoded == len(chunks)
+    assert engine.entries.encode(chunks).encoded == len(chunks)
     engine.entries.delete(chunks)
 
 

@@ -96,7 +96,7 @@ def _answered(engine: Engine, asked: Asked) -> Row:
     for way in ("full", "warm"):
         began = time.perf_counter()
         if way == "warm":
-            engine.entries.warm(chunks)
+            engine.entries.encode(chunks)
             engine.flush()
             row["encode_s"] = time.perf_counter() - began
         answer = engine.answer(

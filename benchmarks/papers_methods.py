@@ -127,7 +127,7 @@ class Asker:
     def _stored(self, question: Prepared) -> Iterator[None]:
         """The entries of the chunks are in memory, and what prefix caching has."""
         for engine in self.engines.values():
-            engine.entries.warm(question.chunks)
+            engine.entries.encode(question.chunks)
         ask_before(self._engine, question.chunks)
         if any(method.mapped for method in self._methods):
             ask_each_before(self._engine, question.chunks)

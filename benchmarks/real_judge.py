@@ -219,7 +219,7 @@ class Judge:
         """
         for engine in self._engines.values():
             chunks = [engine.chunk(text) for text in asked.passages]
-            engine.entries.warm(chunks)
+            engine.entries.encode(chunks)
             engine.prefill(self._reader.question(asked), chunks, ratio=0.15)
             engine.entries.delete(chunks)
 
@@ -233,7 +233,7 @@ class Judge:
         for name, engine in self._engines.items():
             own = [method for method in methods if method.form.name == name]
             chunks = [engine.chunk(text) for text in asked.passages]
-            ingest_s = _timed(engine.entries.warm, chunks)[1] if own else 0.0
+            ingest_s = _timed(engine.entries.encode, chunks)[1] if own else 0.0
             for method in own:
                 passages = chunks if method.with_passages else []
                 if method.options.get("reuse") == "prefix":

@@ -128,7 +128,7 @@ def _prepare(rag: "Rag", way: str, chunks: list[Chunk]) -> None:
     if way == "prefix":
         rag.engine.prefill("What is this about?", [chunks[0], *chunks[:0:-1]], reuse="prefix")
     elif way == "warm":
-        rag.engine.entries.warm(chunks)
+        rag.engine.entries.encode(chunks)
 
 
 def _answer(rag: "Rag", turns: Sequence[str], chunks: list[Chunk], reuse: ReuseMode) -> Answer:

@@ -57,7 +57,7 @@ def main() -> None:
                 }
                 recalls += [bool(right & set(found))] if right else []
                 chunks = [engine.chunk(context.chunks[n]) for n in found]
-                engine.entries.warm(chunks)
+                engine.entries.encode(chunks)
                 for name in options.methods:
                     text, ttft_s = ask(engine, name, question.text, chunks)
                     scores[name].append(

@@ -1,7 +1,7 @@
 """The stored entries of one engine (`engine.entries`): encode them now or later, delete them,
 remove unused ones.
 
-`warm` encodes on the caller's thread, several chunks at a time. `prompt/lookup.py` looks up what a
+`encode` encodes on the caller's thread, several chunks at a time. `prompt/lookup.py` looks up what a
 question needs.
 """
 
@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class WarmReport:
-    """What `Entries.warm` did. A chunk that was deleted meanwhile counts nowhere."""
+class EncodeReport:
+    """What `Entries.encode` did. A chunk that was deleted meanwhile counts nowhere."""
 
     encoded: int  # chunks computed and stored now
     present: int  # chunks that were stored already
@@ -85,14 +85,14 @@ class Entries:
         """Whether an entry of this chunk is stored."""
         return self.store.contains(self.identity.key(token_ids))
 
-    def warm(
+    def encode(
         self,
         chunks: Sequence[ChunkLike],
         on_progress: Callable[[int, int], None] | None = None,
         check: Check = no_check,
         evict: bool = True,
         watch: DeletionWatch | None = None,
-    ) -> WarmReport:
+    ) -> EncodeReport:
         """Compute and store the entries of `chunks` that are not stored; returns when they are
         durable.
 
@@ -104,11 +104,11 @@ class Entries:
         """
         ids = dict.fromkeys(chunk.token_ids for chunk in self._encodable(chunks))
         with nullcontext(watch) if watch else self.watching() as deleted:
-            return self._warm(list(ids), on_progress, check, evict, deleted)
+            return self._encode(list(ids), on_progress, check, evict, deleted)
 
     @contextmanager
     def watching(self) -> Iterator[DeletionWatch]:
-        """Watch deletions during the block, which reads texts and then warms them: what is deleted
+        """Watch deletions during the block, which reads texts and then encodes them: what is deleted
         in between is not stored.
         """
         watch = DeletionWatch()
@@ -120,15 +120,15 @@ class Entries:
             with self._lock:
                 self._watches.discard(watch)
 
-    def _warm(
+    def _encode(
         self,
         chunks: Sequence[tuple[int, ...]],
         on_progress: Callable[[int, int], None] | None,
         check: Check,
         evict: bool,
         watch: DeletionWatch,
-    ) -> WarmReport:
-        """`warm` of chunks that are given by their token ids, each once."""
+    ) -> EncodeReport:
+        """`encode` of chunks that are given by their token ids, each once."""
         done = _Progress(len(chunks), on_progress)
         batch = list[tuple[int, ...]]()
         with suppress(QueueError):
@@ -153,7 +153,7 @@ class Entries:
         self.store.flush()  # entries that were present may still wait to be written
         counts = done.counts
         counted = (counts["encoded"], counts["present"], counts["failed"], done.left)
-        return WarmReport(*counted, self.encoder.bytes_per_token)
+        return EncodeReport(*counted, self.encoder.bytes_per_token)
 
     def _encode_batch(
         self,
@@ -178,7 +178,7 @@ class Entries:
         done.count(counts)
         batch.clear()
 
-    def warm_soon(self, chunks: Sequence[ChunkLike], *, last: bool = False) -> None:
+    def encode_soon(self, chunks: Sequence[ChunkLike], *, last: bool = False) -> None:
         """Compute and store the entries of `chunks` that are not stored, in the background, between
         requests.
 
@@ -188,7 +188,7 @@ class Entries:
             self.background.add(chunk.token_ids, last=last)
 
     def lacking(self, chunks: Sequence[ChunkLike]) -> tuple[list[Chunk], int]:
-        """Those of `chunks` that `warm` would compute, each once, and about how many bytes that
+        """Those of `chunks` that `encode` would compute, each once, and about how many bytes that
         will take.
         """
         found = {
@@ -273,7 +273,7 @@ class Entries:
 
 
 class _Progress:
-    """Counts of one call of `warm`."""
+    """Counts of one call of `encode`."""
 
     def __init__(self, total: int, on_progress: Callable[[int, int], None] | None) -> None:
         self._total = total

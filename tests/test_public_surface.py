@@ -90,7 +90,7 @@ def test_the_engines_methods_keep_their_parameters() -> None:
     )
     for name in ("answer", "session", "stats", "close"):
         assert callable(getattr(ragkv.Engine, name))
-    for name in ("warm", "delete"):
+    for name in ("encode", "delete"):
         assert callable(getattr(Entries, name))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ragkv import Answer, Chunk, Engine, Reuse, Timing
-from ragkv.entries import WarmReport
+from ragkv.entries import EncodeReport
 from ragkv.errors import InputError
 from ragkv.retrieval import Document, Hit, IngestReport, Passage
 from ragkv.retrieval.rag import Corpus, Rag, RagAnswer, RagIngestReport
@@ -25,7 +25,7 @@ CALLS: dict[str, Callable[[Rag, Engine], Any]] = {
     "The text of document 'a' must be a text": lambda rag, _: rag.corpus.ingest(
         Document("a", None)  # type: ignore[arg-type]
     ),
-    "chunks must be a list, not None": lambda _, engine: engine.entries.warm(None),  # type: ignore[arg-type]
+    "chunks must be a list, not None": lambda _, engine: engine.entries.encode(None),  # type: ignore[arg-type]
     "session must be Session or None, not 's'": lambda _, engine: engine.answer([1], session="s"),  # type: ignore[arg-type]
     "max_new_tokens must be a whole number": lambda _, engine: engine.answer(
         [1], max_new_tokens=None
@@ -55,7 +55,7 @@ def test_what_holds_much_prints_short() -> None:
     values = [
         index,
         answer,
-        RagIngestReport(index, WarmReport(1, 2, 3), 4),
+        RagIngestReport(index, EncodeReport(1, 2, 3), 4),
         Chunk(tuple(range(10_000)), text),
     ]
     values += [RagAnswer(answer, (Hit(passage, 1.0, 1),) * 1000), Document("a", text)]

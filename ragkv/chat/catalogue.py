@@ -21,7 +21,7 @@ from typing import Any
 
 from ragkv.config import MIB
 from ragkv.engine import Engine
-from ragkv.entries import WarmReport
+from ragkv.entries import EncodeReport
 from ragkv.errors import RagKVError
 from ragkv.runtime import DAMAGED, ByteCache, begun, replace_file
 from ragkv.types import Chunk
@@ -59,14 +59,14 @@ class ChunkCatalogue:
         # by the words of their texts, the last registered at the end
         self._ingested: dict[str, list[ChatDocument]] = {}
 
-    def ingest(self, documents: Iterable[ChatDocument], encode: bool = True) -> WarmReport:
+    def ingest(self, documents: Iterable[ChatDocument], encode: bool = True) -> EncodeReport:
         """Register `documents` and, with `encode`, compute and store their KV. Returns when it is
         durable.
         """
         by_text = {document.text: document for document in documents if document.text}
         # raises before an invalid text is registered
         chunks = [self._engine.chunk(text) for text in by_text]
-        report = self._engine.entries.warm(chunks) if encode else WarmReport(0, 0, 0)
+        report = self._engine.entries.encode(chunks) if encode else EncodeReport(0, 0, 0)
         self.register(by_text.values())
         return report
 
@@ -101,7 +101,7 @@ class ChunkCatalogue:
         of_request.add(given)
         return joined(of_request.find(prompt), self.passages.find(prompt))[:MAX_FOUND]
 
-    def warm_ingested(self) -> None:
+    def encode_ingested(self) -> None:
         """Compute the KV of all ingested and registered texts that is not stored, between
         requests.
         """
@@ -110,7 +110,7 @@ class ChunkCatalogue:
         chunks = {key: self._engine.chunk(text) for key, text in texts.items()}
         with self._lock:  # a deletion deletes the text first, and then cancels what waits
             known = [chunk for key, chunk in chunks.items() if key in self._ingested]
-            self._engine.entries.warm_soon(known, last=True)
+            self._engine.entries.encode_soon(known, last=True)
 
     def documents_of(
         self, matches: Sequence[TextMatch], given: Iterable[ChatDocument]

@@ -30,7 +30,7 @@ from .output import INTERRUPTED, Stop, console, print_json, print_note
 from .running_server import server_of
 
 if TYPE_CHECKING:
-    from ragkv.entries import WarmReport
+    from ragkv.entries import EncodeReport
     from ragkv.retrieval import IngestReport
     from ragkv.retrieval.rag import FileOptions, FileProgress, Rag, RagIngestReport
     from ragkv.runtime.server_file import ServerAddress
@@ -166,7 +166,7 @@ def _print_json(report: "RagIngestReport", seconds: float) -> None:
     print_json({**shown, "index": index, "counts": _counts(report), "seconds": round(seconds, 3)})
 
 
-def _note_kv(kv: "WarmReport") -> None:
+def _note_kv(kv: "EncodeReport") -> None:
     """Say what became of the KV that is not stored."""
     if kv.failed:
         print_note(
@@ -198,7 +198,7 @@ def _note_server(server: "ServerAddress", report: "RagIngestReport") -> None:
         )
 
 
-def _kv_line(kv: "WarmReport", speed: "_Speed") -> str:
+def _kv_line(kv: "EncodeReport", speed: "_Speed") -> str:
     """How much KV there is, how large it is, and how long the rest takes."""
     done = f"{counted(kv.encoded, 'passage')} computed, {kv.present} there already"
     left = f", {kv.left} left ({output.size(speed.left_bytes)}{speed.left})" if kv.left else ""
@@ -250,7 +250,7 @@ class _Speed:
 
 def _encoded(
     rag: "Rag", index: "IngestReport", check: Check, limit_s: float
-) -> "tuple[WarmReport, _Speed]":
+) -> "tuple[EncodeReport, _Speed]":
     """Compute KV until it is complete, the time is over, the store is full, or it is stopped."""
     ends = time.monotonic() + limit_s
     speed = _Speed()

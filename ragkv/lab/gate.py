@@ -207,7 +207,7 @@ def _measured(
     for number, probe in enumerate(probes):
         if number >= LEAST_PROMPTS and time.monotonic() > until_s:
             break
-        engine.entries.warm(probe.chunks)
+        engine.entries.encode(probe.chunks)
         # The first chunk gets its exact KV:
         engine.prefill(probe.question or (0,), probe.chunks, ratio=0.0)
         engine.flush()  # the first setting would not find it, and the others would.

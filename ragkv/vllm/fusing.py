@@ -143,7 +143,7 @@ class FusingQueue(Closing):
         wanted = found.held + (sum(map(len, found.runs)) if chunks else 0)
         if stored >= self._settings.least_reuse * wanted:
             return True
-        engine.entries.warm_soon([stored_ids(run) for run in lacking])
+        engine.entries.encode_soon([stored_ids(run) for run in lacking])
         job.missed = [len(stored_ids(run)) for run in lacking]
         job.why = f"only {stored} of {wanted} tokens up to the last chunk have stored KV"
         return False

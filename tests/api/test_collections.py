@@ -173,7 +173,7 @@ def test_an_answer_waits_for_no_upload_to_drop_what_was_deleted_and_the_upload_d
     engine = engine_of(client.app)
     with collections.use("facts") as rag:
         collections.delete_documents(rag, ["0"])
-        engine.entries.warm(FACTS[:1])  # as an answer does that had found it
+        engine.entries.encode(FACTS[:1])  # as an answer does that had found it
 
         def uploading() -> None:
             """An answer ends while an upload runs."""
@@ -448,11 +448,11 @@ def test_kv_that_a_cancelled_upload_leaves_is_not_computed_after_it(
         tenant.collections.use("facts") as rag,
     ):
         assert tenant.engine.entries.delete(texts) == 2
-        warmed = tenant.collections.warm("facts", rag, IngestReport(unchanged=("0", "1")), check)
+        encoded = tenant.collections.encode("facts", rag, IngestReport(unchanged=("0", "1")), check)
         tenant.engine.flush()
         assert (
             next(calls, None) is None
-            and len(tenant.engine.entries.lacking(texts)[0]) == 2 == warmed.left
+            and len(tenant.engine.entries.lacking(texts)[0]) == 2 == encoded.left
         )
 
 

@@ -43,7 +43,7 @@ def test_an_alternative_weighs_attention_the_same_everywhere_in_a_chunk() -> Non
 def test_so_much_of_the_first_passage_is_computed_as_its_way_says() -> None:
     with text_engine() as engine:
         chunks = [engine.chunk(text) for text in TEXTS]
-        engine.entries.warm(chunks)
+        engine.entries.encode(chunks)
         ways = (Way("first", leading_tokens=1), Way("all", leading_tokens=default_ways.EVERY_TOKEN))
         first, whole = (
             default_ways.served(engine, ASKED.question, chunks, way).reuse for way in ways
@@ -54,7 +54,7 @@ def test_so_much_of_the_first_passage_is_computed_as_its_way_says() -> None:
 def test_two_rounds_choose_as_many_tokens_as_one() -> None:
     with text_engine() as engine:
         chunks = [engine.chunk(text) for text in TEXTS]
-        engine.entries.warm(chunks)
+        engine.entries.encode(chunks)
         one = default_ways.served(engine, ASKED.question, chunks, Way("one"))
         two = default_ways.served(engine, ASKED.question, chunks, Way("two", first_share=0.5))
         assert len(two.selected) == len(one.selected)
@@ -65,7 +65,7 @@ def test_two_rounds_choose_as_many_tokens_as_one() -> None:
 def test_over_all_of_every_chunk_anchors_are_asked_as_all_are() -> None:
     with text_engine() as engine:
         chunks = [engine.chunk(text) for text in TEXTS]
-        engine.entries.warm(chunks)
+        engine.entries.encode(chunks)
         asking = default_ways.Remembering()
         wanted = engine.prefill(ASKED.question, chunks, selector=asking, ratio=0.15)
         found = anchors.asked_over_anchors(engine, ASKED.question, chunks, 1.0, 0.15)

@@ -171,10 +171,10 @@ def test_documents_deleted_on_one_replica_are_deleted_on_all(
     monkeypatch.setattr("ragkv.cluster.shared_deletions.POLL_S", 0.05)
     with replicas(tmp_path, config, 2) as (here, there):
         for engine in (here, there):
-            engine.entries.warm([A, B])
+            engine.entries.encode([A, B])
         here.entries.delete([A])
         # stored again by the replica that deleted it: its own announcement must not delete it
-        here.entries.warm([A])
+        here.entries.encode([A])
         here.entries.delete([B])
         # What is left is A, in memory and on disk, if it was not deleted together with the first.
         until(lambda: sum(tier.entries for tier in there.stats().store.tiers[:2]) <= 2)
@@ -191,9 +191,9 @@ def test_documents_deleted_without_the_server_are_deleted_on_all_once_it_is_back
     monkeypatch.setattr("ragkv.cluster.shared_deletions.POLL_S", 0.05)
     config = RedisConfig(url=own_redis.url, prefix=unique_prefix(), timeout_s=5.0)
     with replicas(tmp_path / "there", config, 1) as (there,):
-        there.entries.warm([A, B])
+        there.entries.encode([A, B])
         with replicas(tmp_path / "here", config, 1) as (here,):
-            here.entries.warm([A, B])
+            here.entries.encode([A, B])
             own_redis.kill()
             here.entries.delete([A])
         with replicas(tmp_path / "here", config, 1):

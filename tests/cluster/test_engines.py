@@ -47,7 +47,7 @@ def test_chunks_warmed_by_one_replica_are_hits_on_the_other_and_give_equal_answe
 ) -> None:
     (kind,) = shared
     one, other = replicas
-    one.entries.warm([A, B, C])
+    one.entries.encode([A, B, C])
     here, there = (engine.prefill(Q, [B, A, C], ratio=0.3, selector="hkvd") for engine in replicas)
     assert there.reuse.missed_chunks == 0
     assert there.reuse.bytes_by_tier[kind] > 0
@@ -61,13 +61,13 @@ def test_chunks_warmed_by_one_replica_are_hits_on_the_other_and_give_equal_answe
 
 
 class Network(Closing):
-    """An engine that reaches Redis through a proxy; another engine warmed its chunks."""
+    """An engine that reaches Redis through a proxy; another engine encoded its chunks."""
 
     def __init__(self, server: RedisServer, prefix: str, timeout_s: float = 10.0) -> None:
         self.proxy = Proxy((LOOPBACK, server.port))
         past = redis_config(server, prefix=prefix, timeout_s=10.0, group_bytes=1)
         with engine_of(store=StoreConfig(redis=past)) as other:
-            other.entries.warm([A, B, C])
+            other.entries.encode([A, B, C])
         through = replace(past, url=f"redis://{LOOPBACK}:{self.proxy.port}/0", timeout_s=timeout_s)
         self.engine = engine_of(store=StoreConfig(redis=through, memory_bytes=0))
 

@@ -72,7 +72,7 @@ def filed(directory: Path, disk_token_s: float, **how: Any) -> Engine:
     with engine(directory, **how) as first:
         save(hand_made(first, disk_token_s), directory)
     made = engine(directory, **how)
-    made.entries.warm(CHUNKS)
+    made.entries.encode(CHUNKS)
     return made
 
 
@@ -164,7 +164,7 @@ def test_r_star_is_used_without_a_readable_profile_and_the_report_says_so(tmp_pa
     }
     for directory, why in whys.items():
         with engine(directory, memory=True) as made:
-            made.entries.warm(CHUNKS)
+            made.entries.encode(CHUNKS)
             reuse = made.prefill(QUESTION, CHUNKS).reuse
         assert (reuse.ratio, reuse.notes) == (0.15, ())
         (said,) = reuse.decision
@@ -177,7 +177,7 @@ def test_without_a_profile_a_prompt_is_computed_whole_if_reuse_would_compute_mos
 ) -> None:
     monkeypatch.setattr("ragkv.control.controller.MOST_ROWS", 0.5)
     with engine(None, memory=True) as made:
-        made.entries.warm(CHUNKS[:2])
+        made.entries.encode(CHUNKS[:2])
         asked = tiny_models.tokens(question, seed=9)
         reuse = made.prefill(asked, CHUNKS[:2]).reuse
         named = made.prefill(asked, CHUNKS[:2], ratio=0.15).reuse
@@ -197,7 +197,7 @@ def test_a_profile_of_another_machine_is_not_used_and_the_note_says_what_differs
         with pytest.raises(ProfileError, match="threads is 77"):
             made.parts.profiler.use(theirs)
     with engine(tmp_path) as made:
-        made.entries.warm(CHUNKS)
+        made.entries.encode(CHUNKS)
         reuse = made.prefill(QUESTION, CHUNKS).reuse
     assert reuse.ratio == 0.15
     assert "cpu is 'Abacus'" in reuse.decision[0] and "threads is 77" in reuse.decision[0]
@@ -205,7 +205,7 @@ def test_a_profile_of_another_machine_is_not_used_and_the_note_says_what_differs
 
 def test_a_tier_that_was_not_measured_never_fails_a_request(tmp_path: Path) -> None:
     with engine(tmp_path) as made:
-        made.entries.warm(CHUNKS)
+        made.entries.encode(CHUNKS)
         only_memory = dataclasses.replace(
             hand_made(made, 0.004), tiers={"memory": TierSpeed(0.0, 0.0)}
         )
@@ -323,7 +323,7 @@ def test_entries_stay_on_disk_where_its_loading_is_hidden_and_in_memory_elsewher
         store=StoreConfig(directory=str(tmp_path / "0")), controller=ControllerConfig(place=False)
     )
     with Engine(tiny_models.model("llama"), config=settings) as everywhere:
-        everywhere.entries.warm(tiny_models.tokens(40, 99) for _ in range(1))
+        everywhere.entries.encode(tiny_models.tokens(40, 99) for _ in range(1))
         assert everywhere.stats().store.tiers[0].entries > 0
 
 

@@ -19,7 +19,7 @@ def test_a_measured_profile_is_saved_and_used_by_the_next_engine(tmp_path: Path)
     with engine(tmp_path) as made:
         on_progress = lambda done, total: steps.append((done, total))  # noqa: E731
         measured = made.parts.profiler.measure(quick=True, on_progress=on_progress)
-        made.entries.warm(CHUNKS)
+        made.entries.encode(CHUNKS)
         assert made.prefill(QUESTION, CHUNKS).reuse.decision
     assert steps == sorted(steps) and steps[-1][0] == steps[-1][1]
     with engine(tmp_path) as again:
@@ -74,7 +74,7 @@ def test_without_a_directory_memory_alone_is_measured_and_the_users_cache_keeps_
     with engine(None, memory=True) as made:
         measured = made.parts.profiler.measure(quick=True)
         assert set(measured.tiers) == {"memory"}
-        made.entries.warm(CHUNKS)
+        made.entries.encode(CHUNKS)
         assert made.prefill(QUESTION, CHUNKS).reuse.decision
     assert [path.name for path in (tmp_path / "profiles").iterdir()] == ["profile.json"]
     with engine(None, memory=True) as again:

@@ -22,7 +22,7 @@ def rounded(request: pytest.FixtureRequest) -> StoreConfig:
 def test_a_rounded_chunk_behind_the_prefix_is_fused_not_exact(rounded: StoreConfig) -> None:
     with engine_of() as raw, engine_of(store=rounded) as other:
         for engine in (raw, other):
-            engine.entries.warm([A, B])
+            engine.entries.encode([A, B])
         assert counts(raw.prefill(Q, [A, B], ratio=0.0).reuse) == (
             len(PREFIX) + len(A),
             len(B),
@@ -38,14 +38,14 @@ def test_a_rounded_chunk_behind_the_prefix_is_fused_not_exact(rounded: StoreConf
 
 def test_ratio_one_recomputes_every_rounded_token(rounded: StoreConfig) -> None:
     with engine_of(store=rounded) as engine:
-        engine.entries.warm([A, B, C])
+        engine.entries.encode([A, B, C])
         prefill = engine.prefill(Q, [A, B, C], ratio=1.0)
     close(prefill.logits, full_prefill(ids([A, B, C]))[0])
 
 
 def test_exact_reuse_computes_a_rounded_chunk(rounded: StoreConfig) -> None:
     with engine_of(store=rounded) as engine:
-        engine.entries.warm([A])
+        engine.entries.encode([A])
         prefill = engine.prefill(Q, [A], reuse="prefix")
         assert counts(prefill.reuse) == (len(PREFIX), 0, 0, len(A) + len(Q))
     close(prefill.logits, full_prefill(ids([A]))[0])
@@ -55,7 +55,7 @@ def test_engines_of_different_codecs_share_a_directory_but_no_entry(tmp_path: Pa
     for codec, encoded in [(name, encoded) for encoded in (1, 0) for name in CODECS]:
         store = StoreConfig(directory=str(tmp_path), codec=codec)
         with engine_of(store=store) as engine:
-            assert engine.entries.warm([A]).encoded == encoded, codec
+            assert engine.entries.encode([A]).encoded == encoded, codec
     assert len(list(tmp_path.glob("entries/*/*"))) == len(CODECS)
 
 
@@ -65,7 +65,7 @@ def test_bytes_read_are_counted_in_the_codec_they_are_stored_in(
 ) -> None:
     store = StoreConfig(directory=str(tmp_path), codec="int8", memory_bytes=memory_bytes)
     with engine_of(store=store) as engine:
-        engine.entries.warm([A])
+        engine.entries.encode([A])
         reuse = engine.prefill(Q, [B, A], ratio=0.0).reuse
         tier = engine.stats().store.tiers[0]
         with engine.parts.store.lease(engine.entries.encoder.identity, tuple(A)) as lease:  # type: ignore[union-attr]

@@ -24,7 +24,7 @@ QUESTIONS = [tiny_models.tokens(3, seed) for seed in range(30, 38)]
 @pytest.mark.parametrize("memory_bytes", [10**6, 0], ids=["memory", "disk"])
 def test_eight_threads_get_their_solo_results(tmp_path: Path, memory_bytes: int) -> None:
     with engine_of(store=StoreConfig(directory=str(tmp_path), memory_bytes=memory_bytes)) as engine:
-        engine.entries.warm(CHUNKS)
+        engine.entries.encode(CHUNKS)
 
         prefills = [
             lambda q=q, chunks=chunks: engine.prefill(q, chunks, ratio=0.3).logits
@@ -44,13 +44,13 @@ def test_threads_that_miss_warm_and_delete_at_the_same_time_get_complete_answers
         lambda: engine.answer(Q, CHUNKS, ratio=1.0, max_new_tokens=4)
     ] * 5
     results = together(
-        [*calls, lambda: engine.entries.warm(CHUNKS), lambda: engine.entries.delete([A, B])]
+        [*calls, lambda: engine.entries.encode(CHUNKS), lambda: engine.entries.delete([A, B])]
     )
     assert all(answer.token_ids == alone for answer in results[:5])
 
 
 def test_streams_of_one_thread_may_be_interleaved(engine: Engine) -> None:
-    engine.entries.warm(CHUNKS)
+    engine.entries.encode(CHUNKS)
     how: dict[str, Any] = dict(max_new_tokens=5, min_new_tokens=5, ratio=0.3)
     alone = [engine.answer(Q, order, **how).token_ids for order in ORDERS[:2]]
     streams = [engine.stream(Q, order, **how) for order in ORDERS[:2]]
@@ -87,7 +87,7 @@ class TestClosing:
 
     def test_closing_while_threads_ask_gives_answers_or_one_clear_error(self) -> None:
         engine = engine_of()
-        engine.entries.warm(CHUNKS)
+        engine.entries.encode(CHUNKS)
         wanted = engine.prefill(Q, CHUNKS).logits
 
         def ask() -> None:

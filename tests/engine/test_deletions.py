@@ -31,11 +31,11 @@ def test_a_chunk_that_is_deleted_while_it_is_computed_is_not_stored(
 
     with engine_at(tmp_path) as engine:
         monkeypatch.setattr(Encoder, "chunks", deleted_meanwhile)
-        report = engine.entries.warm([A, B])
+        report = engine.entries.encode([A, B])
         assert (report.encoded, report.failed, report.left) == (1, 0, 0)
         assert stored(engine) == [False, True]
         monkeypatch.undo()
-        assert engine.entries.warm([A]).encoded == 1, "asked for anew, it is stored anew"
+        assert engine.entries.encode([A]).encoded == 1, "asked for anew, it is stored anew"
         assert not engine.entries._watches
 
 
@@ -47,7 +47,7 @@ def test_a_chunk_that_is_deleted_before_its_turn_is_not_computed(tmp_path: Any) 
             if act := next(checks, None):
                 act()
 
-        report = engine.entries.warm([A, B], check=check)
+        report = engine.entries.encode([A, B], check=check)
         assert (report.encoded, report.left, stored(engine)) == (1, 0, [True, False])
 
 
@@ -65,7 +65,7 @@ def test_a_deletion_waits_for_an_entry_that_is_just_stored(
 
     with engine_at(tmp_path) as engine:
         monkeypatch.setattr(DurableTiers, "put", slow)
-        engine.entries.warm([A])
+        engine.entries.encode([A])
         deletions[0].join(60)
         assert stored(engine) == [False, False]
 
@@ -84,7 +84,7 @@ def test_a_text_that_is_forgotten_while_known_texts_are_listed_is_not_encoded(
             return real(text, *rest)
 
         monkeypatch.setattr(engine, "chunk", forgotten_meanwhile)
-        catalogue.warm_ingested()
+        catalogue.encode_ingested()
         engine.flush()
         assert engine.entries.has(real("cd").token_ids)
         assert not engine.entries.has(real("ab").token_ids)

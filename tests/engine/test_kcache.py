@@ -39,7 +39,7 @@ def test_a_fused_prompt_of_six_chunks_has_the_same_answer_with_kcache(
     said = []
     for kcache in (None, FORCED):
         with engine_of(family, kcache=kcache) as engine:
-            engine.entries.warm(CHUNKS)
+            engine.entries.encode(CHUNKS)
             prefill = engine.prefill(Q, CHUNKS, ratio=0.3, selector=selector)
             kv = prefill.kv  # whichever pass was the last
             assert type(kv) is (OffloadedKV if kcache else PromptKV)
@@ -54,7 +54,7 @@ def test_a_conversation_of_five_turns_has_the_same_answers_and_history_with_kcac
     turns = []
     for kcache in (None, FORCED):
         with engine_of(kcache=kcache) as engine:
-            engine.entries.warm(CHUNKS)
+            engine.entries.encode(CHUNKS)
             session = engine.session("s")
             talk = [
                 engine.answer(
@@ -77,7 +77,7 @@ def test_a_prompt_shorter_than_n_falls_back_bit_for_bit_and_the_report_says_so()
     said = []
     for kcache in (None, KCacheConfig(top_n=128)):
         with engine_of(kcache=kcache) as engine:
-            engine.entries.warm(CHUNKS)
+            engine.entries.encode(CHUNKS)
             answer = engine.answer(Q, CHUNKS, max_new_tokens=40, min_new_tokens=40)
             prefill = engine.prefill(Q, CHUNKS)
             assert type(prefill.kv) is PromptKV

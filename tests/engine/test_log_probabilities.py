@@ -16,7 +16,7 @@ from .test_streaming import write
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     with engine_of() as engine:
-        engine.entries.warm([A, B])
+        engine.entries.encode([A, B])
         yield engine
 
 

@@ -21,14 +21,14 @@ def test_a_second_engine_on_the_same_directory_finds_the_entries(tmp_path: Path)
     with Engine(tiny_models.model("llama"), config=config(tmp_path)) as engine:
         engine.prefill(Q, [A, B])  # both missed, encoded in the background
         engine.flush()
-        engine.entries.warm([C])
+        engine.entries.encode([C])
         logits = engine.prefill(Q, [A, B, C], ratio=0.3).logits
     with Engine(tiny_models.model("llama"), config=config(tmp_path)) as engine:
         prefill = engine.prefill(Q, [A, B, C], ratio=0.3)
         assert prefill.reuse.missed_chunks == 0
         assert prefill.reuse.bytes_by_tier["disk"] > 0
         assert torch.equal(prefill.logits, logits)
-        assert engine.entries.warm([A, B, C]).present == 3
+        assert engine.entries.encode([A, B, C]).present == 3
 
 
 def other_weights() -> Any:
@@ -40,7 +40,7 @@ def other_weights() -> Any:
 
 def test_an_engine_on_other_weights_misses_and_deletes_nothing(tmp_path: Path) -> None:
     with Engine(tiny_models.model("llama"), config=config(tmp_path)) as engine:
-        engine.entries.warm([A, B])
+        engine.entries.encode([A, B])
     with Engine(other_weights(), config=config(tmp_path)) as engine:
         assert engine.prefill(Q, [A, B]).reuse.missed_chunks == 2
         engine.flush()
@@ -53,14 +53,14 @@ def test_an_engine_on_other_weights_misses_and_deletes_nothing(tmp_path: Path) -
 
 def test_gc_deletes_entries_of_other_models_and_no_own_ones(tmp_path: Path) -> None:
     with Engine(other_weights(), config=config(tmp_path)) as engine:
-        engine.entries.warm([A, B])
+        engine.entries.encode([A, B])
     with Engine(tiny_models.model("llama"), config=config(tmp_path, tenant="other")) as engine:
-        engine.entries.warm([A])
+        engine.entries.encode([A])
     with Engine(tiny_models.model("llama"), config=config(tmp_path)) as engine:
-        engine.entries.warm([A, C])
+        engine.entries.encode([A, C])
         assert engine.entries.gc() > 0
         assert engine.entries.gc() == 0
-        assert engine.entries.warm([A, C]).present == 2
+        assert engine.entries.encode([A, C]).present == 2
         # ours, and our other tenant's
         assert len(list(tmp_path.glob("entries/*/*.kv"))) == 3
 
@@ -77,11 +77,11 @@ class TestTwoEnginesOnOneDirectory:
         self, tmp_path: Path
     ) -> None:
         with engine_of(store=StoreConfig(directory=str(tmp_path))) as writer:
-            writer.entries.warm([A])
+            writer.entries.encode([A])
             with engine_of(store=StoreConfig(directory=str(tmp_path), read_only=True)) as reader:
                 assert reader.prefill(Q, [A, B]).reuse.missed_chunks == 1
                 reader.flush()
                 assert reader.prefill(Q, [A, B]).reuse.missed_chunks == 0
-                writer.entries.warm([C])
+                writer.entries.encode([C])
                 assert reader.prefill(Q, [C]).reuse.missed_chunks == 0
             assert stored(writer, B) is None

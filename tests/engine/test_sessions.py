@@ -18,7 +18,7 @@ def text_ids(engine: Engine, text: str) -> list[int]:
 def test_history_is_exact_and_chunks_behind_it_are_fused(
     engine: Engine, ratio: float, recomputed: int
 ) -> None:
-    engine.entries.warm([A, B])
+    engine.entries.encode([A, B])
     session = engine.session("s")
     engine.answer(Q, [A], session, max_new_tokens=3, min_new_tokens=3)
     history = len(session.token_ids)

@@ -21,7 +21,7 @@ from .helpers import A, Q, engine_of, full_prefill, ids, text_engine
 @pytest.fixture(scope="module")
 def engine() -> Any:
     with text_engine(drafts=0) as engine:  # `write` needs a step for each token
-        engine.entries.warm(["ab", "cd"])
+        engine.entries.encode(["ab", "cd"])
         yield engine
 
 

@@ -37,9 +37,9 @@ def answer(engine: Engine, **how: object) -> Answer:
 
 
 def test_a_second_engine_on_a_model_answers_like_a_separate_one(second: Engine) -> None:
-    second.entries.warm(CHUNKS)
+    second.entries.encode(CHUNKS)
     with Engine(tiny_models.model("llama")) as alone:
-        alone.entries.warm(CHUNKS)
+        alone.entries.encode(CHUNKS)
         for reuse in ("none", "prefix", "fused"):
             own = alone.answer(QUESTION, CHUNKS, reuse=reuse)
             shared = second.answer(QUESTION, CHUNKS, reuse=reuse)
@@ -53,7 +53,7 @@ def test_two_engines_on_one_model_share_its_weights_and_no_entries_or_sessions(
 ) -> None:
     assert second.model.adapter is first.model.adapter
     assert second.parts.scheduler.batch is first.parts.scheduler.batch
-    first.entries.warm(CHUNKS)
+    first.entries.encode(CHUNKS)
     assert answer(first).reuse.missed_chunks == 0
     assert answer(second).reuse.missed_chunks == len(CHUNKS)
     first.answer(QUESTION, session=first.session("s"), max_new_tokens=3)
@@ -65,7 +65,7 @@ def test_tenants_in_one_directory_never_share_entries(first: Engine, tmp_path: P
         return EngineConfig(store=StoreConfig(directory=str(tmp_path), tenant=tenant))
 
     with first.with_config(store("a")) as a:
-        a.entries.warm(CHUNKS)
+        a.entries.encode(CHUNKS)
     with first.with_config(store("b")) as b:
         assert answer(b).reuse.missed_chunks == len(CHUNKS)
     with first.with_config(store("a")) as a:
@@ -118,7 +118,7 @@ def test_an_engine_that_is_collected_while_another_one_computes_is_closed_elsewh
 ) -> None:
     """The thread that computes may collect it: it would wait for itself."""
     other = first.with_config(EngineConfig(store=StoreConfig(directory=str(tmp_path))))
-    other.entries.warm(CHUNKS)
+    other.entries.encode(CHUNKS)
 
     def collect() -> None:
         with first.parts.scheduler.computing():

@@ -28,7 +28,7 @@ def cold_engine(family: str = "llama", **fusion: Any) -> Engine:
 def engine(family: str = "llama", **fusion: Any) -> Engine:
     """A tiny engine with warm chunks."""
     made = cold_engine(family, **fusion)
-    made.entries.warm(CHUNKS)
+    made.entries.encode(CHUNKS)
     return made
 
 

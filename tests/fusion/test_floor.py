@@ -82,7 +82,7 @@ def test_the_floor_is_for_ratios_that_no_request_names(
 def test_a_prompt_shorter_than_the_floor_equals_a_full_prefill() -> None:
     with helpers.cold_engine(floor_tokens=32) as engine:
         chunks = [chunk[:10] for chunk in helpers.CHUNKS[:3]]
-        engine.entries.warm(chunks)
+        engine.entries.encode(chunks)
         fused = engine.prefill(helpers.QUESTION, chunks)
         full = engine.prefill(helpers.QUESTION, chunks, reuse="none")
         assert (fused.reuse.fused, fused.reuse.recomputed) == (0, 20)
@@ -94,7 +94,7 @@ def test_a_pronoun_in_a_short_chunk_finds_its_name_in_another() -> None:
     config = EngineConfig(fusion=FusionConfig())
     with Engine.from_pretrained(READER, config) as engine:
         chunks = [engine.chunk(text) for text in texts]
-        engine.entries.warm(chunks)
+        engine.entries.encode(chunks)
         answers = {
             name: engine.answer(
                 "Where does Nesibissa live?", chunks, max_new_tokens=8, **how

@@ -134,7 +134,7 @@ def test_an_adapter_waits_for_the_current_stream_of_its_own_device(
 def test_every_pass_ends_when_the_device_has_computed_it(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[str] = []
     with Engine(tiny_models.model("llama")) as engine:
-        engine.entries.warm(CHUNKS)
+        engine.entries.encode(CHUNKS)
         monkeypatch.setattr(Adapter, "wait_for_device", lambda _: waits.append("waited"))
         engine.prefill(Q, CHUNKS)
         assert len(waits) == 1

@@ -169,5 +169,5 @@ def test_an_index_that_cannot_be_closed_leaves_no_engine_open(
         with pytest.raises(OSError, match="went away"):
             rag.close()
     with pytest.raises(RagKVError, match="closed"):
-        rag.engine.entries.warm([])
+        rag.engine.entries.encode([])
     rag.index.close()

@@ -174,7 +174,7 @@ def test_a_store_made_in_another_dtype_says_why_nothing_is_reused(
     config = EngineConfig(store=StoreConfig(directory=str(tmp_path / "kv"), memory_bytes=MIB))
     pretend(monkeypatch, 1.0, 1.0)
     with Engine.from_pretrained(folder, config) as engine:
-        engine.entries.warm([chunk])
+        engine.entries.encode([chunk])
         assert engine.entries.unused_note is None
     pretend(monkeypatch, 1.0, 7.0)
     with Engine.from_pretrained(folder, config) as engine:

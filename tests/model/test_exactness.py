@@ -43,7 +43,7 @@ def fresh(family: str) -> Any:
 @pytest.fixture(scope="module")
 def engine(fresh: Any) -> Any:
     with Engine(fresh(), config=EngineConfig()) as engine:
-        engine.entries.warm(CHUNKS)
+        engine.entries.encode(CHUNKS)
         yield engine
 
 
@@ -172,7 +172,7 @@ class TestSensitivityOfTheseTests:
 def test_a_span_encoded_under_other_frequencies_is_not_called_exact(family: str) -> None:
     chunk = tiny_models.tokens(20, seed=5)
     with Engine(tiny_models.model(family)) as engine:
-        engine.entries.warm([chunk])
+        engine.entries.encode([chunk])
         short = engine.prefill(QUESTION, [chunk], ratio=0.0)
         assert short.reuse.exact == len(PREFIX) + len(chunk)
         long_question = tiny_models.tokens(60, seed=6)

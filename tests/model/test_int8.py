@@ -184,7 +184,7 @@ def test_the_setting_rounds_a_model_that_is_loaded_and_keeps_its_entries_apart(
     logits = []
     for weights in ("plain", "int8", "int8"):
         with Engine.from_pretrained(folder, EngineConfig(store=store, weights=weights)) as engine:
-            report = engine.entries.warm(CHUNKS)
+            report = engine.entries.encode(CHUNKS)
             logits.append(engine.prefill(QUESTION, CHUNKS, ratio=0.0).logits)
             assert ("linear layers are in int8" in engine.stats().dtype_why) == (weights == "int8")
             assert (report.encoded, report.present) == ((2, 0) if len(logits) < 3 else (0, 2))

@@ -23,7 +23,7 @@ SEPARATOR = Text((50, 51))
 
 
 def test_text_among_chunks_stays_in_its_place_and_is_computed(engine: Engine) -> None:
-    engine.entries.warm([A, B])
+    engine.entries.encode([A, B])
     prefill = engine.prefill(Q, [A, SEPARATOR, B], ratio=0.0)
     assert prefill.token_ids.tolist() == [1, *A, *SEPARATOR.token_ids, *B, *Q]
     assert counts(prefill.reuse) == (1 + len(A), len(B), 0, len(SEPARATOR) + len(Q))
@@ -33,7 +33,7 @@ def test_text_among_chunks_stays_in_its_place_and_is_computed(engine: Engine) ->
 def test_the_separator_is_the_settings_unless_the_request_gives_another() -> None:
     """A chunk's ids are those of its text alone, so it has one entry whatever stands around it."""
     with text_engine() as engine:
-        engine.entries.warm(["ab", "cd"])
+        engine.entries.encode(["ab", "cd"])
         heading = Text((), "## ")
         for how, wanted in [
             ({}, "ab\n\ncd\n\nWhy?"),
@@ -71,7 +71,7 @@ def test_a_setting_gives_another_separator_and_ids_need_none() -> None:
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
 def test_a_prompt_may_open_with_its_own_text(engine: Engine, ratio: float) -> None:
     """The entries were encoded behind another opening, so none of them is exact here."""
-    engine.entries.warm([A, B])
+    engine.entries.encode([A, B])
     prefill = engine.prefill(Q, [HEAD, A, B], ratio=ratio, selector="first-k")
     assert prefill.token_ids.tolist() == [*HEAD.token_ids, *A, *B, *Q]
     exact, fused, recomputed, computed = counts(prefill.reuse)
@@ -81,14 +81,14 @@ def test_a_prompt_may_open_with_its_own_text(engine: Engine, ratio: float) -> No
 
 
 def test_an_opening_equal_to_the_prefix_is_reused(engine: Engine) -> None:
-    engine.entries.warm([A])
+    engine.entries.encode([A])
     assert engine.prefill(Q, [Text((1,), opening=True), A]).reuse == engine.prefill(Q, [A]).reuse
 
 
 def test_a_part_of_a_stored_chunk_is_reused_and_exact_if_it_begins_right_behind_the_prefix(
     engine: Engine,
 ) -> None:
-    engine.entries.warm([A, B])
+    engine.entries.encode([A, B])
     first = Excerpt(tuple(A[:-1]), whole=tuple(A))
     second = Excerpt(tuple(B[1:]), whole=tuple(B), offset=1)
     alone = engine.prefill(Q, [first])
@@ -105,7 +105,7 @@ def test_a_part_of_a_stored_chunk_is_reused_and_exact_if_it_begins_right_behind_
 
 def test_a_later_part_of_a_stored_chunk_right_behind_the_prefix_is_fused(engine: Engine) -> None:
     """Computed again it equals a full prefill: its stored KV saw a token that is not here."""
-    engine.entries.warm([A])
+    engine.entries.encode([A])
     part = Excerpt(tuple(A[1:]), whole=tuple(A), offset=1)
     assert engine.prefill(Q, [part], ratio=0.0).reuse.exact == 1
     whole = engine.prefill(Q, [part], ratio=1.0)

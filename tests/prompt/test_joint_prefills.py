@@ -38,7 +38,7 @@ def together(engine: Engine, asks: Sequence[Callable[[], Any]]) -> list[Any]:
 
 def asks_of(engine: Engine) -> tuple[list[Callable[[], Any]], list[Any]]:
     """Requests, and what they get alone, once all is stored."""
-    engine.entries.warm([A, B, C])
+    engine.entries.encode([A, B, C])
     asks = [
         partial(engine.prefill, Q, chunks, selector=name, ratio=0.5)
         for name, chunks in PROMPTS.items()
@@ -161,7 +161,7 @@ def test_a_pass_that_all_prompts_have_left_did_not_fail(
 
 def test_turns_of_several_conversations_stay_exact() -> None:
     with engine_of(session=SessionConfig(block_tokens=4)) as engine:
-        engine.entries.warm([C])
+        engine.entries.encode([C])
         turns = [
             partial(engine.append, engine.session(name), Q, B[:5], [C], ratio=1.0) for name in "abc"
         ]
@@ -183,7 +183,7 @@ def test_a_pass_has_prompts_of_one_owner() -> None:
     with engine_of() as engine:
         asks, _ = asks_of(engine)
         with engine.with_config(EngineConfig(store=StoreConfig(tenant="b"))) as other:
-            other.entries.warm([C, B, A])
+            other.entries.encode([C, B, A])
             asks[1] = partial(other.prefill, Q, [C, B, A], ratio=0.5)
             notes = [got.reuse.notes for got in together(engine, asks)]
     several = ("computed in one pass with 1 other prompts",)

@@ -51,7 +51,7 @@ class TestMisses:
     ) -> None:
         chunks = [A, B, C]
         with engine_of() as engine:
-            engine.entries.warm(
+            engine.entries.encode(
                 [chunk for index, chunk in enumerate(chunks) if index not in missed]
             )
             prefill = engine.prefill(Q, chunks, ratio=0.0)
@@ -80,14 +80,14 @@ class TestMisses:
         with engine_of() as missed, engine_of() as warmed:
             missed.prefill(Q, [A, B, A, C])
             missed.flush()
-            warmed.entries.warm([A, B, C])
+            warmed.entries.encode([A, B, C])
             for chunk in (A, B, C):
                 close(stored(missed, chunk), stored(warmed, chunk))
             assert missed.stats().store.tiers[0].entries == 3
 
     def test_a_request_with_misses_at_ratio_one_equals_a_full_prefill(self) -> None:
         with engine_of() as engine:
-            engine.entries.warm([B])
+            engine.entries.encode([B])
             close(engine.prefill(Q, [A, B, C], ratio=1.0).logits, full_prefill(ids([A, B, C]))[0])
 
 
@@ -113,7 +113,7 @@ class TestShapes:
         joined = concatenated(chunks, Q)
         full = full_prefill(ids(chunks))[0]
         with engine_of() as engine:
-            engine.entries.warm(chunks)
+            engine.entries.encode(chunks)
             for selector in ("hkvd", "first-k"):
                 fused = engine.prefill(Q, chunks, ratio=0.0, selector=selector)
                 assert fused.reuse.missed_chunks == 0
@@ -125,7 +125,7 @@ class TestShapes:
     def test_a_chunk_may_be_longer_than_the_window(self, family: str) -> None:
         chunks = [tiny_models.tokens(3 * tiny_models.WINDOW, seed) for seed in (5, 6)]
         with engine_of(family) as engine:
-            engine.entries.warm(chunks)
+            engine.entries.encode(chunks)
             close(engine.prefill(Q, chunks, ratio=0.0).logits, concatenated(chunks, Q, family))
             close(engine.prefill(Q, chunks, ratio=1.0).logits, full_prefill(ids(chunks), family)[0])
 
@@ -134,7 +134,7 @@ class TestShapes:
         self, chunks: list[list[int]]
     ) -> None:
         with engine_of() as engine:
-            engine.entries.warm(chunks)
+            engine.entries.encode(chunks)
             prefill = engine.prefill([], chunks, ratio=0.5)
             assert prefill.reuse.computed == 1
             assert prefill.reuse.tokens == len(ids(chunks, []))
@@ -146,7 +146,7 @@ class TestShapes:
         model = llama()
         model.config.bos_token_id = None
         with Engine(model) as engine:
-            engine.entries.warm([A, B])
+            engine.entries.encode([A, B])
             prefill = engine.prefill(Q, [A, B], ratio=0.0)
             assert counts(prefill.reuse) == (len(A), len(B), 0, len(Q))
             close(engine.prefill(Q, [A], ratio=0.0).logits, full_prefill(A + Q)[0])
@@ -231,7 +231,7 @@ class TestRefusals:
         self, engine: Engine, wrong: list[int]
     ) -> None:
         with pytest.raises(InputError):
-            engine.entries.warm([A, wrong])
+            engine.entries.encode([A, wrong])
         assert engine.stats().store.tiers[0].entries == 0
 
     def test_a_prompt_that_fills_the_context_is_accepted(self, engine: Engine) -> None:
@@ -241,13 +241,13 @@ class TestRefusals:
 
     def test_a_closed_engine_refuses_every_call(self) -> None:
         engine = engine_of()
-        engine.entries.warm([A])
+        engine.entries.encode([A])
         engine.close()
         engine.close()
         for call in (
             lambda: engine.prefill(Q, [A]),
             lambda: engine.answer(Q, [A]),
-            lambda: engine.entries.warm([B]),
+            lambda: engine.entries.encode([B]),
             lambda: engine.entries.delete([A]),
         ):
             with pytest.raises(RagKVError, match="closed"):

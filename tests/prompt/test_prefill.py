@@ -71,7 +71,7 @@ def test_no_request_changes_a_stored_byte_or_a_later_ones_tokens(selector: str) 
         return [stored(engine, chunk) for chunk in CHUNKS]
 
     with engine_of(fusion=fixed(selector=selector)) as engine:
-        engine.entries.warm(CHUNKS)
+        engine.entries.encode(CHUNKS)
         before = held()
         first = engine.prefill(Q, [B, A, C, A], ratio=0.5, selector=selector)
         for layer in first.cache.layers:
@@ -96,7 +96,7 @@ def test_the_users_model_is_not_changed(family: str) -> None:
     names = [name for name, _ in model.named_modules()]
     with Engine(model) as engine:
         assert torch.equal(own(model), before)
-        engine.entries.warm(CHUNKS)
+        engine.entries.encode(CHUNKS)
         first = engine.prefill(Q, CHUNKS, ratio=0.5).logits
         assert torch.equal(own(model), before)
         events = engine.stream(Q, CHUNKS, max_new_tokens=4, min_new_tokens=4)
@@ -119,7 +119,7 @@ def test_an_entry_that_is_damaged_twice_ends_the_request(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was a miss the second time; who reads it nevertheless would try for ever."""
-    engine.entries.warm([A, B])
+    engine.entries.encode([A, B])
     key = engine.entries.identity.key(A)
     monkeypatch.setattr(PreparedPrompt, "result", raising(EntryDamagedError(key, "torn")))
     with pytest.raises(EntryDamagedError, match="torn"):
@@ -141,7 +141,7 @@ def test_half_precision_at_ratio_one_is_close_to_its_own_full_prefill(
     if family == "gemma2" and dtype is torch.float16:
         pytest.skip("gemma's embedding scale overflows in float16")
     with Engine(tiny_models.model(family).to(dtype)) as engine:
-        engine.entries.warm(CHUNKS)
+        engine.entries.encode(CHUNKS)
         assert stored(engine, A).dtype is dtype
         logits = full_prefill(ids(CHUNKS), family)[0]
         for how in (dict(ratio=1.0), dict(reuse="none"), dict(reuse="prefix")):
@@ -155,7 +155,7 @@ def test_half_precision_at_ratio_one_is_close_to_its_own_full_prefill(
 def test_a_cuda_engine_equals_the_cpu_engine() -> None:
     with Engine(tiny_models.model("llama").to("cuda")) as fast, engine_of() as slow:
         for engine in (fast, slow):
-            engine.entries.warm(CHUNKS)
+            engine.entries.encode(CHUNKS)
         for how in (
             dict(ratio=0.0),
             dict(ratio=1.0),
@@ -180,7 +180,7 @@ def test_threads_with_streams_of_their_own_get_the_answers_of_the_default_stream
             return engine.answer(question, CHUNKS, max_new_tokens=12, min_new_tokens=12).token_ids
 
     with Engine(tiny_models.model("llama").to("cuda")) as engine, ThreadPoolExecutor(4) as pool:
-        engine.entries.warm(CHUNKS)
+        engine.entries.encode(CHUNKS)
         wanted = [
             engine.answer(one, CHUNKS, max_new_tokens=12, min_new_tokens=12).token_ids
             for one in questions
@@ -192,7 +192,7 @@ def test_steps_of_other_answers_between_layers_count_as_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with engine_of() as engine:
-        engine.entries.warm(CHUNKS)
+        engine.entries.encode(CHUNKS)
         engine.prefill(Q, CHUNKS)
         between_layers(monkeypatch, engine, lambda: time.sleep(0.05))
         busy = engine.prefill(Q, CHUNKS).timing

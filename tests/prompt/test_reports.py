@@ -20,7 +20,7 @@ WARM = POOL[::2]
 def engine() -> Engine:
     """An engine that never encodes missed chunks, so that its store does not change."""
     with engine_of(fusion=fixed(selector="first-k")) as engine:
-        engine.entries.warm(WARM)
+        engine.entries.encode(WARM)
         engine.entries.background.add = lambda *_: None  # type: ignore[method-assign]
         yield engine
 
@@ -89,7 +89,7 @@ def test_compute_is_the_share_of_a_full_prefills_row_layers(engine: Engine, sele
 def test_bytes_read_are_counted_for_each_tier(tmp_path: object) -> None:
     config = StoreConfig(directory=str(tmp_path), memory_bytes=0)
     with engine_of(store=config) as engine:
-        engine.entries.warm([A, B])
+        engine.entries.encode([A, B])
         read = engine.prefill(Q, [A, B, C]).reuse.bytes_by_tier
         assert read == {
             "memory": len(PREFIX) * TOKEN_BYTES,

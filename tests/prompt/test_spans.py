@@ -43,7 +43,7 @@ def check(spans: Sequence[PromptSpan], reuse: Reuse) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_spans_cover_the_prompt_and_sum_to_its_reuse(family: str, reuse: str) -> None:
     with engine_of(family) as engine:
-        engine.entries.warm([A, C])
+        engine.entries.encode([A, C])
         prefill = engine.prefill(Q, CHUNKS, ratio=0.4, reuse=reuse)
         check(prefill.spans, prefill.reuse)
 
@@ -52,7 +52,7 @@ def test_spans_cover_the_prompt_and_sum_to_its_reuse(family: str, reuse: str) ->
 def test_recomputed_tokens_are_those_selected_in_the_last_layer(
     engine: Engine, selector: str
 ) -> None:
-    engine.entries.warm(CHUNKS)
+    engine.entries.encode(CHUNKS)
     prefill = engine.prefill(Q, CHUNKS, ratio=0.4, selector=selector)
     check(prefill.spans, prefill.reuse)
     named = [span.start + at for span in prefill.spans for at in span.recomputed_at]
@@ -60,7 +60,7 @@ def test_recomputed_tokens_are_those_selected_in_the_last_layer(
 
 
 def test_the_last_token_of_a_prompt_that_ends_in_a_chunk_is_computed(engine: Engine) -> None:
-    engine.entries.warm(CHUNKS)
+    engine.entries.encode(CHUNKS)
     for chunks in (CHUNKS, [A]):
         prefill = engine.prefill((), chunks, ratio=0.5)
         check(prefill.spans, prefill.reuse)
@@ -70,7 +70,7 @@ def test_the_last_token_of_a_prompt_that_ends_in_a_chunk_is_computed(engine: Eng
 
 def test_the_template_behind_the_question_and_text_among_chunks_are_of_kind_template() -> None:
     with text_engine(CHATML) as engine:
-        engine.entries.warm(["one text of some length"])
+        engine.entries.encode(["one text of some length"])
         heading = Text(
             tuple(byte_tokenizer()("# Two\n", add_special_tokens=False)["input_ids"]), "# Two\n"
         )
@@ -95,7 +95,7 @@ def test_spans_number_the_chunks_of_a_request_without_the_text_among_them() -> N
 
 def test_an_answers_spans_are_known_before_its_first_token() -> None:
     with engine_of() as engine:
-        engine.entries.warm(CHUNKS)
+        engine.entries.encode(CHUNKS)
         seen: list[tuple[PromptSpan, ...]] = []
         events = engine.stream(
             Q, CHUNKS, max_new_tokens=3, on_prefill=lambda prefill: seen.append(prefill.spans)
@@ -112,10 +112,10 @@ def test_a_chunk_that_is_computed_says_why_it_was_not_reused(tmp_path: Path) -> 
         return [span.why for span in engine.prefill(Q, CHUNKS, **how).spans if span.kind == "chunk"]
 
     with engine_of(store=StoreConfig(directory=str(tmp_path), memory_bytes=0)) as engine:
-        engine.entries.warm([A, C])
+        engine.entries.encode([A, C])
         engine.flush()
         assert [why and "no usable KV" in why for why in whys(engine)] == [None, True, None]
-        engine.entries.warm(CHUNKS)
+        engine.entries.encode(CHUNKS)
         assert whys(engine, reuse="fused") == [None] * 3
         assert ["full recompute" in str(why) for why in whys(engine, reuse="none")] == [True] * 3
         assert all("exact reuse" in str(why) for why in whys(engine, reuse="prefix"))

@@ -56,7 +56,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
         "llama", hidden_size=128, intermediate_size=256, max_position_embeddings=4096
     )
     with Engine(transformers.LlamaForCausalLM(wide), config=config) as made:
-        made.entries.warm(CHUNKS)
+        made.entries.encode(CHUNKS)
         yield made
 
 

@@ -23,7 +23,7 @@ LONG: dict[str, Any] = dict(max_new_tokens=400, min_new_tokens=400)
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     with engine_of() as engine:
-        engine.entries.warm([A, B])
+        engine.entries.encode([A, B])
         yield engine
 
 

@@ -112,7 +112,7 @@ class TestManyThreads:
         self, family: str, sampled: dict[str, Any], sizes: list[int]
     ) -> None:
         with engine_of(family) as engine:
-            engine.entries.warm(CHUNKS)
+            engine.entries.encode(CHUNKS)
             calls = [
                 lambda at=at: engine.answer(
                     tiny_models.tokens(3, 30 + at),

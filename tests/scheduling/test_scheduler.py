@@ -232,7 +232,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
         scheduler=SchedulerConfig(workers=1),
         session=SessionConfig(block_tokens=4),
     ) as built:
-        built.entries.warm([A, B, C])
+        built.entries.encode([A, B, C])
         built.answer(Q, [A], built.session("s"), max_new_tokens=3, min_new_tokens=3)
         built.flush()
         yield built
@@ -427,7 +427,7 @@ class TestPrefetching:
             store=StoreConfig(directory=str(tmp_path)), scheduler=SchedulerConfig(workers=1)
         )
         with engine_of(**config) as engine:
-            engine.entries.warm([A, B])
+            engine.entries.encode([A, B])
         with engine_of(**config) as engine:
             wanted = 2 if reuse == "fused" else 0
             ask = lambda: engine.prefill(Q, [A, B], ratio=0.0, reuse=reuse)  # noqa: E731

@@ -55,7 +55,7 @@ class TestLostBlock:
 
     def test_a_lost_inexact_block_is_stored_again_for_its_own_session(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
-            engine.entries.warm([A, B])
+            engine.entries.encode([A, B])
             session = talk(engine, turns=1)
             ask(engine, session, 1, [A, B], ratio=0.0)
             ask(engine, session, 2, ratio=0.0)
@@ -316,7 +316,7 @@ class TestEviction:
                 for number in itertools.count(1000):
                     if done.is_set():
                         return
-                    engine.entries.warm([tiny_models.tokens(8, seed=number)])
+                    engine.entries.encode([tiny_models.tokens(8, seed=number)])
 
             pusher = begin(push)
             try:
@@ -554,13 +554,13 @@ def test_a_process_killed_while_saving_leaves_nothing_wrong_behind(
 def test_history_is_never_read_as_a_chunk_nor_a_chunk_as_history(tmp_path: Path) -> None:
     """The same ids behind the same prefix have two keys: deleting one entry leaves the other."""
     with engine_at(tmp_path, session=dict(block_tokens=len(A))) as engine:
-        engine.entries.warm([A])
+        engine.entries.encode([A])
         session = engine.session("s")
         engine.append(session, A, Q)
         engine.flush()
         assert files(tmp_path) == 1 + len(session.state.history.blocks)
         session.delete()
-        assert engine.entries.warm([A]).present == 1
+        assert engine.entries.encode([A]).present == 1
 
 
 def test_a_turn_that_ends_after_its_engine_was_closed_does_not_wait_for_storage(

@@ -18,7 +18,7 @@ FOUR = {"max_new_tokens": 4, "min_new_tokens": 4}
 
 def fused_turn(engine: Engine) -> Session:
     """A conversation whose only turn fused all chunks but the first."""
-    engine.entries.warm([A, B, C])
+    engine.entries.encode([A, B, C])
     session = engine.session("s")
     engine.answer(question(1), [A, B, C], session, ratio=0.3, **FOUR)
     return session

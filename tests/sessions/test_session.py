@@ -210,7 +210,7 @@ class TestDelete:
         self, tmp_path: Path
     ) -> None:
         with engine_at(tmp_path, session={"inexact_history": "keep"}) as engine:
-            engine.entries.warm([A, B])
+            engine.entries.encode([A, B])
             session = engine.session("s")
             ask(engine, session, 0, [A, B])
             engine.flush()

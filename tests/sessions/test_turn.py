@@ -81,7 +81,7 @@ class TestTurnsWithFusedChunks:
         self, tmp_path: Path
     ) -> None:
         with engine_at(tmp_path, session={"inexact_history": "keep"}) as engine:
-            engine.entries.warm([A, B, C])
+            engine.entries.encode([A, B, C])
             session = talk(engine, turns=1)
             ask(engine, session, 1, [A, B], ratio=0.3)
             # the tail is in front of what was fused
@@ -99,7 +99,7 @@ class TestTurnsWithFusedChunks:
         self, tmp_path: Path, setting: str, ratio: float
     ) -> None:
         with engine_at(tmp_path, session={"inexact_history": setting}) as engine:
-            engine.entries.warm([A, B])
+            engine.entries.encode([A, B])
             session = talk(engine, turns=1)
             ask(engine, session, 1, [A, B], ratio=0.3)
             second = is_full_prefill(engine, session, 2, ratio=ratio).reuse
@@ -112,7 +112,7 @@ class TestTurnsWithFusedChunks:
         """Two equal conversations, one of them with fused chunks: the exact one finds only exact
         blocks.
         """
-        engine.entries.warm([A, B])
+        engine.entries.encode([A, B])
         sloppy = engine.session("sloppy")
         exact = engine.session("exact")
         answer = list(tiny_models.tokens(4, seed=9))

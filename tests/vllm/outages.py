@@ -36,7 +36,7 @@ def redis(folder: Path) -> Any:
         )
         with Engine.from_pretrained(setup.model, replace(setup.config, store=store)) as engine:
             for chunks, _ in prompts:
-                engine.entries.warm(chunks)
+                engine.entries.encode(chunks)
             engine.flush()
         llm = setup.vllm({"store": {"memory_bytes": 0, "redis": {"url": server.url}}})
         wishes = [named(prompt) for prompt in prompts]
@@ -121,7 +121,9 @@ def _wanted(setup: Setup, prompt: Prompt) -> dict[tuple[int, ...], list[int]]:
             with Engine.from_pretrained(
                 setup.model, replace(setup.config, store=StoreConfig())
             ) as engine:
-                engine.entries.warm([chunk for at, chunk in enumerate(chunks) if at not in missing])
+                engine.entries.encode(
+                    [chunk for at, chunk in enumerate(chunks) if at not in missing]
+                )
                 answer = engine.answer(question, chunks, ratio=0.0, max_new_tokens=NEW_TOKENS)
                 found[missing] = list(answer.token_ids)
     return found

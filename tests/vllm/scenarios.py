@@ -52,7 +52,7 @@ class Setup:
         """
         with self.engine() as engine:
             for chunks, _ in prompts:
-                engine.entries.warm(chunks)
+                engine.entries.encode(chunks)
             return [[_own(engine, prompt, length, **way) for prompt in prompts] for way in ways]
 
     def vllm(self, extra: dict[str, Any] | None = None, **options: Any) -> Any:
@@ -208,7 +208,7 @@ def never_wrong(folder: Path) -> Any:
     )
     found["preemptions"] = _metric(llm, "vllm:num_preemptions")
     with setup.engine() as engine:  # another process's part: vLLM only reads the directory
-        engine.entries.warm(late[0])
+        engine.entries.encode(late[0])
         wanted = [_own(engine, late, NEW_TOKENS, ratio=0.15)]
     found["fused when stored later"] = 0
     for _ in range(40):
@@ -238,7 +238,7 @@ def mixed(folder: Path, family: str, rounds: str, prompts_each: str) -> Any:
             runs = engine.parts.intake.runs
             around = runs.before_documents, runs.after_question
             for number, prompt in enumerate(chosen):
-                engine.entries.warm(prompt[0])
+                engine.entries.encode(prompt[0])
                 for ratio in (0.15, 1.0) if tenant else (0.0, 0.15, 1.0):
                     wanted[tenant, number, ratio] = _own(engine, prompt, NEW_TOKENS, ratio=ratio)
     with setup.engine("two"):

@@ -44,7 +44,7 @@ def prompt(
 def engine() -> Iterator[Engine]:
     config = EngineConfig(store=StoreConfig(directory=None), fusion=FusionConfig(ratio=0.15))
     with Engine(tiny_models.model("llama"), config=config) as engine:
-        engine.entries.warm(CHUNKS)
+        engine.entries.encode(CHUNKS)
         yield engine
 
 
@@ -351,7 +351,7 @@ def test_a_tenant_is_served_from_its_own_entries_alone(
             directory=str(tmp_path / "tenants" / tenant / "kv" if tenant else tmp_path / "kv")
         )
         with engine.with_config(replace(engine.config, store=replace(store, tenant=tenant))) as own:
-            own.entries.warm(chunks)
+            own.entries.encode(chunks)
     settings, config = ConnectorSettings.read({"home": str(tmp_path)}, "float32", "cpu")
     prompts = PromptScheduler(engine.with_config(config), settings, prefix_caching=True)
 
@@ -387,7 +387,7 @@ def test_the_next_turn_of_a_conversation_finds_its_history(engine: Engine, tmp_p
     # a process each: what is kept outlives it
     for ids, chunks in ((first, (A, B)), (second, (C,))):
         with engine.with_config(config) as own:
-            own.entries.warm(chunks)
+            own.entries.encode(chunks)
             prompts = PromptScheduler(own, settings, prefix_caching=True)
             asked = request("r", *ids, params={"keep": True}, cache_salt="s")
             prompts.arrived(asked)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, Field, StringConstraints
 
 from ragkv.config import ReuseMode
-from ragkv.entries import WarmReport
+from ragkv.entries import EncodeReport
 from ragkv.prompt import AnswerOptions
 from ragkv.prompt.constraints import ResponseFormat, parse
 from ragkv.registry import RETRIEVERS, SELECTORS
@@ -245,7 +245,7 @@ class IngestResponse(BaseModel):
     changed: list[str] = Field(description="Documents that were replaced.")
     unchanged: list[str] = Field(description="Documents that were stored already, word for word.")
     deleted: list[str] = Field(description="Documents that were removed.")
-    chunks: WarmReport = Field(description="What became of the KV of the chunks.")
+    chunks: EncodeReport = Field(description="What became of the KV of the chunks.")
 
 
 class Listed(BaseModel, Generic[T]):

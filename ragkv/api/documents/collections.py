@@ -20,7 +20,7 @@ from pathlib import Path
 from ragkv.chat import ChatEngine
 from ragkv.config import MIB
 from ragkv.engine import Engine
-from ragkv.entries import WarmReport
+from ragkv.entries import EncodeReport
 from ragkv.errors import DeadlineError, QueueError, StoreError
 from ragkv.retrieval import IngestReport, Passage
 from ragkv.retrieval.rag import Corpus, Rag
@@ -175,9 +175,9 @@ class Collections(Closing):
         self.known_passages.refresh(at_once=True)
         return report
 
-    def warm(
+    def encode(
         self, name: str, rag: Rag, report: IngestReport, check: Check = no_check
-    ) -> WarmReport:
+    ) -> EncodeReport:
         """Compute and store the KV of the documents that an ingestion into the collection in use
         `name` has seen.
 
@@ -190,7 +190,7 @@ class Collections(Closing):
         try:
             chunks = rag.corpus.chunks(ids, check)
         except QueueError:  # the documents are stored all the same
-            return WarmReport(
+            return EncodeReport(
                 0, 0, 0, left=sum(len(rag.index.contents.passages(each)) for each in ids)
             )
 
@@ -201,13 +201,13 @@ class Collections(Closing):
 
         self._take_out(self._engine.entries.keys(chunks))
         going_on = PausingCheck(go_on, stop_of(check))
-        warmed = self._engine.entries.warm(chunks, check=going_on, evict=False)
-        if warmed.left:
+        encoded = self._engine.entries.encode(chunks, check=going_on, evict=False)
+        if encoded.left:
             with suppress(QueueError):
                 check()
-                self._engine.entries.warm_soon(chunks, last=True)
+                self._engine.entries.encode_soon(chunks, last=True)
         self.delete_kv_of_deleted(name, [chunk.text for chunk in chunks])
-        return warmed
+        return encoded
 
     def resume(self) -> None:
         """Begin to compute the KV that an interrupted ingestion left out: in the background, behind
@@ -303,7 +303,7 @@ class Collections(Closing):
                     if not self._closing.is_set() and entries.lacking([text])[0]
                 )
                 lacking = list(islice(found, left))
-                entries.warm_soon(lacking, last=True)
+                entries.encode_soon(lacking, last=True)
                 self.delete_kv_of_deleted(name, lacking)
                 left -= len(lacking)
         except Exception:

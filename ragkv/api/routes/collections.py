@@ -216,11 +216,11 @@ def _ingest(
             check_disk(folders.size_bytes(), tenant.engine.config.store.disk_bytes)
 
         report = tenant.collections.ingest(collection, parsed, check, allow)
-        warmed = tenant.collections.warm(name, collection, report, check)
+        encoded = tenant.collections.encode(name, collection, report, check)
     changes = {
         name: list(getattr(report, name)) for name in ("added", "changed", "unchanged", "deleted")
     }
-    return schemas.IngestResponse(**changes, chunks=warmed)
+    return schemas.IngestResponse(**changes, chunks=encoded)
 
 
 def _info(tenant: Tenant, name: str) -> schemas.CollectionBody:

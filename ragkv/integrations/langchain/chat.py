@@ -22,7 +22,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, SecretStr, SkipValidation
 from ragkv.chat import ChatAnswer, ChatPrompt, required_form
 from ragkv.config import EngineConfig, ReuseMode
 from ragkv.engine import Engine
-from ragkv.entries import WarmReport
+from ragkv.entries import EncodeReport
 from ragkv.errors import InputError
 from ragkv.home import model_or_default
 from ragkv.model.decode.token_text import TokenText
@@ -163,10 +163,10 @@ class ChatRagKV(BaseChatModel):
             else:
                 self._shared = shared_engine(self.model, self.config or EngineConfig.gather(None))
             self._shared.catalogue.register(map(to_document, self.corpus))
-            self._shared.warm_known()
+            self._shared.encode_known()
         return self._shared
 
-    def ingest(self, documents: Iterable[Document | str], encode: bool = True) -> WarmReport:
+    def ingest(self, documents: Iterable[Document | str], encode: bool = True) -> EncodeReport:
         """Register `documents` as chunks and compute their KV; without `encode`, at their first
         cache miss.
 

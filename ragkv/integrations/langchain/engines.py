@@ -34,13 +34,13 @@ class SharedEngine(ChatEngine):
         self.tokens = TokenText(engine.tokenizer)
         self.closed = False  # by `close_engines`
 
-    def warm_known(self) -> None:
+    def encode_known(self) -> None:
         """Tokenize the known texts and compute their KV in the background."""
-        begun(self._warm_soon, "ragkv-corpus", "what has no stored KV is computed when it is asked")
+        begun(self._encode_known, "ragkv-corpus", "what has no stored KV is computed when it is asked")
 
-    def _warm_soon(self) -> None:
+    def _encode_known(self) -> None:
         try:
-            self.catalogue.warm_ingested()
+            self.catalogue.encode_ingested()
         # a text may be too long for the context; its prompt says so too
         except RagKVError as error:
             log.warning("The corpus is not encoded in the background: %s", error)

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from ragkv.config import CHUNK_TOKENS, EngineConfig
 from ragkv.engine import Engine
-from ragkv.entries import WarmReport
+from ragkv.entries import EncodeReport
 from ragkv.errors import DocumentError
 from ragkv.home import KnownHome
 from ragkv.retrieval import (
@@ -36,7 +36,7 @@ class RagIngestReport:
     """The changes that an ingestion made to the index and to the store."""
 
     index: IngestReport
-    kv: WarmReport
+    kv: EncodeReport
     deleted_entries: int  # entries whose text no document holds any more
     files: tuple[FileOutcome, ...] = ()  # if files were ingested: what became of each
     __repr__ = brief
@@ -176,7 +176,7 @@ class Corpus(Closing):
         on_encode: Progress | None = None,
         check: Check = no_check,
         on_begin: Progress | None = None,
-    ) -> WarmReport:
+    ) -> EncodeReport:
         """Compute and store the KV of documents that is not stored. A `QueueError` that `check`
         raises ends the work.
 
@@ -191,7 +191,7 @@ class Corpus(Closing):
             lacking, nbytes = entries.lacking(list(chunks.values()))
             if on_begin is not None:
                 on_begin(len(lacking), nbytes)
-            report = entries.warm(lacking, on_encode, check, evict=False, watch=watch)
+            report = entries.encode(lacking, on_encode, check, evict=False, watch=watch)
         return replace(report, present=report.present + len(chunks) - len(lacking))
 
     def delete(self, document_ids: str | Iterable[str]) -> IngestReport:

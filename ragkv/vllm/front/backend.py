@@ -108,7 +108,7 @@ class VllmBackend:
         report = self._report(task, answer, sent_s, first_token_s)
         if report.reuse.missed_chunks:
             chunks = [stored_ids(chunk) for chunk in prompt.numbered]
-            self._entries.warm_soon([ids for ids in chunks if not self._entries.has(ids)])
+            self._entries.encode_soon([ids for ids in chunks if not self._entries.has(ids)])
         return report, stream, first
 
     def _events(

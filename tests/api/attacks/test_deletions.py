@@ -167,7 +167,7 @@ def test_a_form_of_a_deleted_passage_is_gone_from_the_other_replica(world: World
     form = tenant.engine.chunk(FACTS[0].upper())
     # as found in a prompt
     tenant.chat.catalogue.chunk(TextMatch(0, len(form.text), form.text, "", False), None)
-    tenant.engine.entries.warm([form])
+    tenant.engine.entries.encode([form])
     (key,) = tenant.engine.entries.keys([form])
     assert world.has("other", key)
     assert one.delete(DOCUMENT).status_code == 200

@@ -193,7 +193,7 @@ def test_an_engine_computes_what_a_forged_entry_has_in_another_shape(
     config: RedisConfig, vandal: Vandal
 ) -> None:
     with engine_at(None, redis=config, memory_bytes=0) as engine:
-        engine.entries.warm([A])
+        engine.entries.encode([A])
         wanted = engine.answer(question(0), [A], max_new_tokens=4, reuse="none").token_ids
         (info,) = engine.parts.store.contents.infos()
         forged = replace(info, layers=1, kv_heads=1, head_dim=2)
@@ -382,7 +382,7 @@ def _names(folder: Path, config: RedisConfig, tenant: str) -> set[str]:
     seen: list[str] = []
     with Client(config).client.monitor() as monitor:
         with engine_at(folder, session=SHARED, redis=config, tenant=tenant) as engine:
-            engine.entries.warm([A, B])
+            engine.entries.encode([A, B])
             ask(engine, engine.session("s"), 0)
             engine.answer(question(1), [A, B], session=engine.session("s"), max_new_tokens=2)
             engine.entries.delete([B])

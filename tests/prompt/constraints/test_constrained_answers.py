@@ -109,7 +109,7 @@ def test_streamed_pieces_are_the_answer(engine: Engine) -> None:
 def test_a_constrained_answer_over_fused_chunks_is_that_over_the_full_prompt_at_ratio_1(
     engine: Engine,
 ) -> None:
-    engine.entries.warm(FACTS)
+    engine.entries.encode(FACTS)
     fused = engine.answer("Which city?", FACTS, response_format=FORM, max_new_tokens=200, ratio=1.0)
     full = engine.answer(
         "Which city?", FACTS, response_format=FORM, max_new_tokens=200, reuse="none"

@@ -70,7 +70,7 @@ def test_a_sweep_knows_the_collections_of_a_server_and_its_tenants(rag: Rag) -> 
             engine = rag.engine.with_config(replace(rag.engine.config, store=store))
         with Corpus(engine, folder / "collections" / "c") as collection:
             collection.ingest(DOCUMENTS[1:])
-            engine.entries.warm(["A text that no collection has."])
+            engine.entries.encode(["A text that no collection has."])
             engine.flush()
         if tenant:
             engine.close()

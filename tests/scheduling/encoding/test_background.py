@@ -84,7 +84,7 @@ class TestDamage:
         self, tmp_path: Path, layer: int, selector: str
     ) -> None:
         with on_disk(tmp_path) as engine:
-            engine.entries.warm([A, C])
+            engine.entries.encode([A, C])
             # B was never stored
             missed = engine.prefill(Q, [A, B, C], selector=selector, ratio=0.3)
             engine.flush()
@@ -107,8 +107,8 @@ class TestDamage:
 
     def test_a_damaged_file_is_a_miss_and_the_entry_is_encoded_again(self, tmp_path: Path) -> None:
         with on_disk(tmp_path) as engine:
-            engine.entries.warm([A])
-            engine.entries.warm(
+            engine.entries.encode([A])
+            engine.entries.encode(
                 [B]
             )  # alone, as it is encoded again: rounding may depend on the batch
             file = file_of(engine, tmp_path, B)
@@ -122,7 +122,7 @@ class TestDamage:
 
     def test_a_prompt_whose_entries_are_all_damaged_is_a_full_prefill(self, tmp_path: Path) -> None:
         with on_disk(tmp_path) as engine:
-            engine.entries.warm([A, B, C])
+            engine.entries.encode([A, B, C])
             for chunk in (A, B, C):
                 damage_layer(file_of(engine, tmp_path, chunk), 2)
             prefill = engine.prefill(Q, [A, B, C], ratio=0.0)
@@ -132,7 +132,7 @@ class TestDamage:
 
     def test_damage_of_a_chunk_that_occurs_twice_is_reported_once(self, tmp_path: Path) -> None:
         with on_disk(tmp_path) as engine:
-            engine.entries.warm([A, B])
+            engine.entries.encode([A, B])
             damage_layer(file_of(engine, tmp_path, B), 1)
             reuse = engine.prefill(Q, [A, B, B]).reuse
             assert (reuse.missed_chunks, len(reuse.notes)) == (2, 1)
@@ -146,7 +146,7 @@ class TestDamage:
     ) -> None:
         memory = 0 if tier is DiskTier else 10**6
         with engine_of(store=StoreConfig(directory=str(tmp_path), memory_bytes=memory)) as engine:
-            engine.entries.warm([A, B])
+            engine.entries.encode([A, B])
             spoil(monkeypatch, tier, B, lambda lease: BadLease(lease, 2, error))
             prefill = engine.prefill(Q, [A, B], ratio=0.0)
             close(prefill.logits, full_prefill(ids([A, B]))[0])
@@ -156,12 +156,12 @@ class TestDamage:
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         with engine_of() as engine, caplog.at_level(logging.CRITICAL):
-            engine.entries.warm([A])
+            engine.entries.encode([A])
             for method in ("lease", "put"):
                 monkeypatch.setattr(MemoryTier, method, raising(OSError("no more")))
             close(engine.prefill(Q, [A, B]).logits, full_prefill(ids([A, B]))[0])
             engine.flush()
-            assert engine.entries.warm([C]).failed == 1
+            assert engine.entries.encode([C]).failed == 1
 
 
 class TestDeletion:
@@ -235,7 +235,7 @@ def test_an_answer_waits_for_missed_chunks_no_longer_than_its_deadline(
 def test_an_answer_waits_for_its_own_missed_chunks_alone(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine.entries.warm([A])
+    engine.entries.encode([A])
     waits: list[Claim] = []
     monkeypatch.setattr(engine, "settle", waits.append)
     engine.answer(Q, [A], max_new_tokens=2)
@@ -248,18 +248,22 @@ class TestWarming:
     def test_warm_counts_each_chunk_once_and_reports_progress(self, tmp_path: Path) -> None:
         with engine_of(store=StoreConfig(directory=str(tmp_path))) as engine:
             steps: list[tuple[int, int]] = []
-            report = engine.entries.warm([A, B, A], lambda done, total: steps.append((done, total)))
+            report = engine.entries.encode(
+                [A, B, A], lambda done, total: steps.append((done, total))
+            )
             assert (report.encoded, report.present, report.failed) == (2, 0, 0)
             assert steps == [(2, 2)]  # chunks that are computed together are counted together
-            again = engine.entries.warm([A, B, C], lambda done, total: steps.append((done, total)))
+            again = engine.entries.encode(
+                [A, B, C], lambda done, total: steps.append((done, total))
+            )
             assert steps[1:] == [(1, 3), (2, 3), (3, 3)]
             assert (again.encoded, again.present) == (1, 2)
-            assert engine.entries.warm([]).encoded == 0
+            assert engine.entries.encode([]).encoded == 0
             assert len(list(tmp_path.glob("entries/*/*.kv"))) == 3
 
     def test_warm_counts_a_chunk_that_does_not_fit_as_failed(self) -> None:
         with engine_of(store=StoreConfig(memory_bytes=100)) as engine:
-            assert engine.entries.warm([A]).failed == 1
+            assert engine.entries.encode([A]).failed == 1
             assert engine.prefill(Q, [A]).reuse.missed_chunks == 1
 
 
@@ -283,11 +287,11 @@ class TestWaiting:
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         with engine_of(store=StoreConfig(memory_bytes=0)) as engine:
-            engine.entries.warm_soon([A], last=True)
+            engine.entries.encode_soon([A], last=True)
             flushing = begin(engine.flush)
             flushing.join(30)
             assert not flushing.is_alive()
-            report = engine.entries.warm([A])
+            report = engine.entries.encode([A])
             assert (report.present, report.failed) == (0, 1)
             close(engine.prefill(Q, [A]).logits, full_prefill(ids([A]))[0])
             assert engine.entries.retain([A]) == 0

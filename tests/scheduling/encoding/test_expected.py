@@ -42,7 +42,7 @@ class TestEveryFamily:
         _, cache = reference.full_prefill(tiny_models.model(family), ids)
         start = len(ids) - len(A)
         with engine_of(family, StoreConfig(codec="raw")) as engine:
-            engine.entries.warm([A])
+            engine.entries.encode([A])
             adapter = engine.model.adapter
             tables = engine.model.adapter.rope.tables(len(ids))
             kv = stored(engine, A)
@@ -60,7 +60,7 @@ class TestEveryFamily:
     def test_ratio_one_equals_a_full_prefill(self, family: str) -> None:
         logits, _ = reference.full_prefill(tiny_models.model(family), PREFIX + A + B + Q)
         with engine_of(family) as engine:
-            engine.entries.warm([A, B])
+            engine.entries.encode([A, B])
             prefill = engine.prefill(Q, [A, B], ratio=1.0)
         assert prefill.reuse.exact == len(PREFIX)
         close(prefill.logits, logits)
@@ -70,7 +70,7 @@ class TestOneEntry:
     @pytest.mark.parametrize("selector", ["first-k", "attention"])
     def test_a_question_asked_twice_has_one_answer_and_one_cost(self, selector: str) -> None:
         with engine_of() as engine:
-            engine.entries.warm([A, B])
+            engine.entries.encode([A, B])
             first = engine.prefill(Q, [A, B], ratio=0.5, selector=selector)
             engine.flush()
             second = engine.prefill(Q, [A, B], ratio=0.5, selector=selector)
@@ -83,7 +83,7 @@ class TestOneEntry:
     ) -> None:
         monkeypatch.setattr("ragkv.prompt.planning.LEADING_TOKENS", 4)
         with engine_of() as engine:
-            engine.entries.warm([A, B])
+            engine.entries.encode([A, B])
             spans = engine.prefill(Q, [A, B], ratio=0.0).spans
         assert [(one.kind, one.tokens, one.state) for one in spans] == [
             ("prefix", len(PREFIX), "exact"),
@@ -96,7 +96,7 @@ class TestOneEntry:
     def test_without_a_neutral_text_a_leading_passage_is_exact(self) -> None:
         """As in the papers: its entry saw just what precedes it here."""
         with engine_of(stored_kv="alone") as engine:
-            engine.entries.warm([A])
+            engine.entries.encode([A])
             assert counts(engine.prefill(Q, [A]).reuse) == (len(PREFIX) + len(A), 0, 0, len(Q))
             assert engine.entries.identity.codec == "raw"
 
@@ -105,7 +105,7 @@ class TestOneEntry:
     ) -> None:
         store = StoreConfig(directory=str(tmp_path))
         with engine_of(store=store, stored_kv="alone") as engine:
-            engine.entries.warm([A, B])
+            engine.entries.encode([A, B])
         with engine_of(store=store) as engine:
             assert engine.prefill(Q, [B]).reuse.missed_chunks == 1
             engine.flush()
@@ -121,11 +121,11 @@ def test_an_entry_is_the_same_whatever_was_encoded_with_it_or_before() -> None:
     for others in ([], [secret], [secret, B, C]):
         with engine_of() as engine:
             if others:
-                engine.entries.warm([*others, A])
+                engine.entries.encode([*others, A])
                 engine.entries.delete([A])
                 engine.prefill(Q, [*others, A])  # A is missed behind them
                 engine.flush()
-            engine.entries.warm([A])
+            engine.entries.encode([A])
             found.append(stored(engine, A))
     for kv in found[1:]:
         torch.testing.assert_close(kv, found[0], atol=1e-5, rtol=1e-4)
@@ -151,7 +151,7 @@ class TestNeutralText:
             limit = engine.model.adapter.context_length
             assert limit is not None
             chunk = engine.chunk("long " * ((limit - 40) // 5))
-            engine.entries.warm([chunk])
+            engine.entries.encode([chunk])
             assert engine.prefill("Q?", [chunk], ratio=0.1).reuse.missed_chunks == 0
 
     def test_engines_on_one_model_compute_it_once(self) -> None:
@@ -159,8 +159,8 @@ class TestNeutralText:
             engine_of() as engine,
             engine.with_config(EngineConfig(store=StoreConfig(tenant="other"))) as other,
         ):
-            engine.entries.warm([A])
-            other.entries.warm([A])
+            engine.entries.encode([A])
+            other.entries.encode([A])
             assert len(engine.model.contexts) == 2  # the prefix, and the prefix with the text
             assert other.model.contexts is engine.model.contexts
 

@@ -32,7 +32,7 @@ def encode_while(
     thread.join()
 
 
-@pytest.mark.parametrize("how", ["warm", "background"])
+@pytest.mark.parametrize("how", ["encode", "background"])
 def test_another_tenant_computes_before_the_chunk_is_complete(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,7 +55,7 @@ def test_another_tenant_computes_before_the_chunk_is_complete(
         encode_while(
             engine,
             monkeypatch,
-            lambda: engine.entries.warm([A]) if how == "warm" else background(),
+            lambda: engine.entries.encode([A]) if how == "encode" else background(),
             compute,
         )
         assert seen == [True]
@@ -69,12 +69,12 @@ def test_another_tenant_computes_before_the_chunk_is_complete(
 def test_a_prefill_of_another_tenant_in_between_changes_neither_result(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine.entries.warm([B])
+    engine.entries.encode([B])
     results = []
     encode_while(
         engine,
         monkeypatch,
-        lambda: engine.entries.warm([A]),
+        lambda: engine.entries.encode([A]),
         lambda: results.append(engine.prefill(Q, [B], ratio=1.0)),
     )
     close(results[0].logits, full_prefill(ids([B]))[0])
@@ -87,5 +87,5 @@ def test_decode_steps_run_between_the_layers_of_encoding(monkeypatch: pytest.Mon
     with engine_of() as engine:
         steps: list[int] = []
         between_layers(monkeypatch, engine, lambda: steps.append(1))
-        engine.entries.warm([A])
+        engine.entries.encode([A])
         assert len(steps) >= engine.model.adapter.layer_count - 1
