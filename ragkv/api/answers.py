@@ -186,20 +186,20 @@ def title_from(question: str) -> str:
     return line if len(line) <= TITLE_CHARS else f"{line[: TITLE_CHARS - 1].rstrip()}…"
 
 
-def prefill_fields(made: PromptReport | Answer, numbers: Sequence[int | None]) -> dict[str, Any]:
+def prefill_fields(report: PromptReport | Answer, numbers: Sequence[int | None]) -> dict[str, Any]:
     """The fields of a `PrefillReport`. `numbers` are the source numbers of the request's
     `numbered` chunks.
     """
     spans = []
-    for span in made.spans:
+    for span in report.spans:
         number = None
         if span.chunk is not None and span.chunk < len(numbers):
             number = numbers[span.chunk]
         spans.append(
             SpanBody(**dataclasses.asdict(span), recomputed=span.recomputed, number=number)
         )
-    reuse = ReuseBody(**dataclasses.asdict(made.reuse), tokens=made.reuse.tokens)
-    return {"reuse": reuse, "timing": made.timing, "prompt": spans}
+    reuse = ReuseBody(**dataclasses.asdict(report.reuse), tokens=report.reuse.tokens)
+    return {"reuse": reuse, "timing": report.timing, "prompt": spans}
 
 
 def answer_fields(

@@ -47,9 +47,9 @@ class NewBlock(NamedTuple):
 class BlockMaker:
     """The blocks of one turn's prompt and answer, which grow from the front."""
 
-    def __init__(self, prompt: Prompt, made: TurnKV, block_tokens: int, next_index: int) -> None:
+    def __init__(self, prompt: Prompt, turn_kv: TurnKV, block_tokens: int, next_index: int) -> None:
         """`next_index` is the number of the first new block."""
-        self._made = made
+        self._turn_kv = turn_kv
         self._block_tokens = block_tokens
         self._next_index = next_index
         self._prefix_digest = ids_digest(prompt.prefix)
@@ -65,7 +65,7 @@ class BlockMaker:
         prompt's.
         """
         for number, block in enumerate(self._past):
-            if number in self._made.recomputed_blocks:
+            if number in self._turn_kv.recomputed_blocks:
                 new = self._block(token_ids, self.at + len(block), block.index)
                 block = new.block
                 yield new
@@ -75,11 +75,11 @@ class BlockMaker:
         """New blocks that are complete. `token_ids` are those of the prompt and of the answer so
         far.
         """
-        made = self._made
+        turn_kv = self._turn_kv
         while True:
             stop = self.at + self._block_tokens
-            if self.at < made.exact_until < stop:  # so that what is exact has a block of its own
-                stop = made.exact_until
+            if self.at < turn_kv.exact_until < stop:  # so that what is exact has a block of its own
+                stop = turn_kv.exact_until
             if self._recorded_to(token_ids) < stop:
                 return
             yield self._new(token_ids, stop)
@@ -92,7 +92,7 @@ class BlockMaker:
             yield self._new(token_ids, stop)
 
     def _recorded_to(self, token_ids: Sequence[int]) -> int:
-        return min(self._made.record.filled_to, len(token_ids))
+        return min(self._turn_kv.record.filled_to, len(token_ids))
 
     def _new(self, token_ids: Sequence[int], stop: int) -> NewBlock:
         new = self._block(token_ids, stop, self._next_index)
@@ -107,21 +107,21 @@ class BlockMaker:
 
     def _block(self, token_ids: Sequence[int], stop: int, index: int) -> NewBlock:
         """The tokens from `at` to `stop` as block number `index`."""
-        made = self._made
+        turn_kv = self._turn_kv
         ids = tuple(token_ids[self.at : stop])
-        is_exact = stop <= made.exact_until
+        is_exact = stop <= turn_kv.exact_until
         block = Block(
-            self._chain.context(made.frequencies, "" if is_exact else self._taint),
+            self._chain.context(turn_kv.frequencies, "" if is_exact else self._taint),
             self._prefix_digest,
-            made.frequencies,
+            turn_kv.frequencies,
             token_ids=ids,
             index=index,
             start=0,
             stop=len(ids),
-            fused=made.fused and not is_exact,
+            fused=turn_kv.fused and not is_exact,
         )
-        first = made.record.start
-        return NewBlock(block, made.record.kv[:, :, :, self.at - first : stop - first])
+        first = turn_kv.record.start
+        return NewBlock(block, turn_kv.record.kv[:, :, :, self.at - first : stop - first])
 
 
 class Handover:
@@ -186,13 +186,13 @@ class Turn(Closing):
         self._session = session
         self._before = session.state
         self._task = task
-        self._made = made = report.turn_kv
+        self._turn_kv = report.turn_kv
         self._ids = list(task.prompt.token_ids)  # of the prompt, and of the answer so far
         self._maker: BlockMaker | None = None  # without KV there are no blocks
-        if made is not None:
+        if self._turn_kv is not None:
             size = sessions.config.session.block_tokens
             index = session.state.history.next_index
-            self._maker = BlockMaker(task.prompt, made, size, index)
+            self._maker = BlockMaker(task.prompt, self._turn_kv, size, index)
         self._handover = Handover(sessions.blocks, self._group, task.claim)
         self._ended = False
 
@@ -238,8 +238,8 @@ class Turn(Closing):
         # Under other RoPE frequencies the next prompt, which is longer, cannot use this KV.
         if (
             self._maker is not None
-            and self._made is not None
-            and next_frequencies == self._made.frequencies
+            and self._turn_kv is not None
+            and next_frequencies == self._turn_kv.frequencies
         ):
             self._save(self._maker.rest(self._ids))
             blocks = tuple(self._maker.blocks)
@@ -282,11 +282,11 @@ class Turn(Closing):
     def _save(self, blocks: Iterable[NewBlock]) -> None:
         """Hand blocks to the writer. Before the first block the store's policies learn of the turn."""
         for new in blocks:
-            if not self._handover.keys and self._made is not None:
-                self._session.sessions.blocks.writer.turn_ended(self._policy_turn(self._made))
+            if not self._handover.keys and self._turn_kv is not None:
+                self._session.sessions.blocks.writer.turn_ended(self._policy_turn(self._turn_kv))
             self._handover.add(new)
 
-    def _policy_turn(self, made: TurnKV) -> TurnSize:
+    def _policy_turn(self, turn_kv: TurnKV) -> TurnSize:
         """This turn as eviction policies see it; the answer counts with its most tokens, as its
         length is unknown.
         """
@@ -302,9 +302,9 @@ class Turn(Closing):
             at=now,
             request=0,
             group=self._group,
-            prompt=held + _blocks(covered, len(prompt.token_ids), made.exact_until, size),
-            shared=held - len(made.recomputed_blocks),
-            length=held + _blocks(covered, made.record.stop, made.exact_until, size),
+            prompt=held + _blocks(covered, len(prompt.token_ids), turn_kv.exact_until, size),
+            shared=held - len(turn_kv.recomputed_blocks),
+            length=held + _blocks(covered, turn_kv.record.stop, turn_kv.exact_until, size),
             number=len(turns) + 1,
             since=now - turns[-1].at if turns else None,
         )

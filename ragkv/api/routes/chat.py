@@ -156,7 +156,7 @@ class ChatCompletion:
             with closing(steps):
                 for step in steps:
                     if isinstance(step, ChatAnswer):
-                        made = step
+                        chat_answer = step
                         continue
                     given = [step.logprob] if step.logprob else []
                     logprobs = tokens.entries(given) if tokens else []
@@ -164,15 +164,15 @@ class ChatCompletion:
                         yield schemas.Piece(step.text, logprobs)
             # 4. Append the markers of sources that the answer cites and does not name, but not to
             #    JSON, where [1] is a list.
-            cited = cited_sources(made.text, sources)
+            cited = cited_sources(chat_answer.text, sources)
             markers = ""
-            if not made.found.calls and form is None:
-                markers = missing_markers(made.text, sources, cited)
+            if not chat_answer.found.calls and form is None:
+                markers = missing_markers(chat_answer.text, sources, cited)
             if markers:
                 yield schemas.Piece(markers)
             notes += self._without_documents(tenant, prompt)
-            content = made.text + markers
-            yield self._response(tokens, prompt, made, content, sources, cited, notes)
+            content = chat_answer.text + markers
+            yield self._response(tokens, prompt, chat_answer, content, sources, cited, notes)
 
     def _sources(self, found: answers.Found) -> list[SourceBody]:
         """The documents of the request, then those that were found."""
@@ -250,14 +250,14 @@ class ChatCompletion:
         self,
         tokens: TokenText | None,
         prompt: ChatPrompt,
-        made: ChatAnswer,
+        chat_answer: ChatAnswer,
         content: str,
         sources: list[SourceBody],
         cited: Sequence[Citation],
         notes: Sequence[str],
     ) -> schemas.ChatResponse:
-        answer = made.answer
-        calls = made.found.calls
+        answer = chat_answer.answer
+        calls = chat_answer.found.calls
         numbers = [chunk.metadata.get("number") for chunk in prompt.documents]
         report = AnswerReport(
             **answers.answer_fields(answer, content, sources, cited, numbers, self.body.session_id),

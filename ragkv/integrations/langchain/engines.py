@@ -36,7 +36,9 @@ class SharedEngine(ChatEngine):
 
     def encode_known(self) -> None:
         """Tokenize the known texts and compute their KV in the background."""
-        begun(self._encode_known, "ragkv-corpus", "what has no stored KV is computed when it is asked")
+        begun(
+            self._encode_known, "ragkv-corpus", "what has no stored KV is computed when it is asked"
+        )
 
     def _encode_known(self) -> None:
         try:

@@ -68,7 +68,7 @@ def decode_rows(
     logits = adapter.logits(hidden)
     for row, part in zip(rows, parts, strict=True):
         if row.record is not None:
-            row.record.append(row.kv.length, part.made)
+            row.record.append(row.kv.length, part.recorded)
     for row, end in zip(rows, ends, strict=True):
         row.kv.length = end
     return logits
@@ -123,13 +123,13 @@ class _Part:
         self._record = row.record
         self.rows = rows
         # raw keys and values of each layer, if they are recorded
-        self.made: list[torch.Tensor] = []
+        self.recorded: list[torch.Tensor] = []
 
     def put(self, layer: int, k_raw: torch.Tensor, k_rot: torch.Tensor, v: torch.Tensor) -> Seen:
         """Write what a layer made, each (1, G, R, D), and return it: the KV knows the rest."""
         self._kv.put(layer, self._kv.length, k_rot, v)
         if self._record is not None:
-            self.made += (k_raw, v)
+            self.recorded += (k_raw, v)
         return k_rot, v
 
     def attend(
