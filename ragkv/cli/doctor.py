@@ -17,9 +17,9 @@ from ragkv.runtime import (
     cores,
     counted,
     cpu_features,
+    cpu_load,
     cpu_model,
     crowding_hint,
-    load,
 )
 
 from . import output
@@ -139,7 +139,7 @@ def _machine(home: Path) -> dict[str, Any]:
         "features": cpu_features(),
         "cores": cores(),
         "threads": torch.get_num_threads(),
-        "load": round(load(), 2),
+        "load": round(cpu_load(), 2),
         "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
         "free_memory_bytes": available_bytes(),
         "free_disk_bytes": shutil.disk_usage(place).free,

@@ -28,7 +28,7 @@ from .memory import (
 )
 from .open_pool import OpenPool
 from .openmp import ThreadChoice
-from .processor import cores, cpu_features, cpu_model, crowding_hint, load
+from .processor import cores, cpu_features, cpu_load, cpu_model, crowding_hint
 from .rates import Rate, counted, duration, seconds_of
 from .sqlite_files import FileState, create_private, state_of
 from .waiting import (
@@ -67,6 +67,7 @@ __all__ = [
     "cores",
     "counted",
     "cpu_features",
+    "cpu_load",
     "cpu_model",
     "create_private",
     "crowding_hint",
@@ -77,7 +78,6 @@ __all__ = [
     "is_missing",
     "limit_arenas",
     "limit_kernel_caches",
-    "load",
     "loading_objects",
     "make_private_folder",
     "no_check",

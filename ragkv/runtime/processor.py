@@ -74,7 +74,7 @@ def quota() -> float | None:
     return None
 
 
-def load() -> float:
+def cpu_load() -> float:
     """How many programs and threads wanted to run or waited for a disk, on the mean of the last
     minute.
     """
