@@ -138,7 +138,7 @@ def assembled(
             intake=intake,
             prefix_blocks=prefix_blocks,
             announcing=sessions.announcing,
-            unused_note=_unused_note(store, identity, model.dtype_choice.why),
+            why_not_reused=_why_not_reused(store, identity, model.dtype_choice.why),
         )
         readers = Readers(config.store.reader_threads)
         opened.callback(readers.close)
@@ -260,7 +260,7 @@ def _lookup(
         block_writer=block_writer,
         prefix_blocks=entries.prefix_blocks,
         prefix=prefix,
-        unused_note=entries.unused_note,
+        why_not_reused=entries.why_not_reused,
     )
 
 
@@ -280,7 +280,7 @@ def _wants_profile(config: EngineConfig) -> bool:
     return decides and config.controller.measure and not settings.read_only
 
 
-def _unused_note(store: Store, own: Identity, dtype_why: str) -> str | None:
+def _why_not_reused(store: Store, own: Identity, dtype_why: str) -> str | None:
     """Why nothing stored on this machine is reused, if entries of this model were made in another
     dtype. The log says it, too.
 

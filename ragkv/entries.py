@@ -67,7 +67,7 @@ class Entries:
     # entered while the entries of these keys are deleted: other replicas are told of it
     announcing: Callable[[Sequence[EntryKey]], AbstractContextManager[None]]
     # why entries of an earlier run are not reused; None: they are, or there are none
-    unused_note: str | None = None
+    why_not_reused: str | None = None
     _watches: set[DeletionWatch] = field(default_factory=set, init=False, compare=False)
     # guards `_watches`
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, compare=False)

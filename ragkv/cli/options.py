@@ -271,8 +271,8 @@ class EngineOptions:
         with loaded as engine:
             if (choice := engine.model.dtype_choice).measured:
                 print_note(f"the model computes in {choice.why}.")
-            if (unused := engine.entries.unused_note) is not None:
-                print_note(f"{unused}.")
+            if (why := engine.entries.why_not_reused) is not None:
+                print_note(f"{why}.")
             yield engine
 
     @contextmanager

@@ -30,7 +30,7 @@ class Lookup:
     prefix_blocks: PrefixBlocks
     prefix: MemoryLease | None  # the KV of the application's prefix, if it has one
     # why stored entries are not reused; the report of a cache miss has it
-    unused_note: str | None
+    why_not_reused: str | None
 
     def plan(
         self, task: Task, damaged: Container[EntryKey], leases: ExitStack, again: bool = False
@@ -71,8 +71,8 @@ class Lookup:
             else (),
             away=self.store.away(),
         )
-        if plan.missed and self.unused_note is not None:
-            plan = replace(plan, notes=(*plan.notes, self.unused_note))
+        if plan.missed and self.why_not_reused is not None:
+            plan = replace(plan, notes=(*plan.notes, self.why_not_reused))
         return plan
 
     def _lease(

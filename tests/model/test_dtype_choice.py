@@ -175,7 +175,7 @@ def test_a_store_made_in_another_dtype_says_why_nothing_is_reused(
     pretend(monkeypatch, 1.0, 1.0)
     with Engine.from_pretrained(folder, config) as engine:
         engine.entries.encode([chunk])
-        assert engine.entries.unused_note is None
+        assert engine.entries.why_not_reused is None
     pretend(monkeypatch, 1.0, 7.0)
     with Engine.from_pretrained(folder, config) as engine:
         reports = [engine.answer([3, 4], [chunk], max_new_tokens=1).reuse for _ in range(2)]
@@ -186,7 +186,7 @@ def test_a_store_made_in_another_dtype_says_why_nothing_is_reused(
     assert not any("bfloat16" in note for note in reports[1].notes)
     # the store has entries of this dtype now
     with Engine.from_pretrained(folder, config) as engine:
-        assert engine.entries.unused_note is None
+        assert engine.entries.why_not_reused is None
 
 
 @pytest.mark.parametrize("bfloat16_s, fast", [(1.0, True), (1.1, False)])
