@@ -52,8 +52,9 @@ class FolderStorage(SessionStorage):
     _known: dict[str, Summary] | None = field(default=None, init=False)
     _reading: threading.Lock = field(default_factory=threading.Lock, init=False)
     _other_models: set[str] = field(default_factory=set, init=False)  # hashed ids of their sessions
-    # by id, the writes of states that are not on disk; this keeps their sessions alive
-    _unwritten: dict[str, Callable[[], object]] = field(default_factory=dict, init=False)
+    # by id, the writes of states that are not on disk, which keep their sessions alive: all
+    # sessions if there is no directory
+    _kept_alive: dict[str, Callable[[], object]] = field(default_factory=dict, init=False)
     _newest: dict[str, str] = field(
         default_factory=dict, init=False
     )  # by id, the version saved last
@@ -103,10 +104,10 @@ class FolderStorage(SessionStorage):
         if state.turns or len(state.history):
             self._summaries[session_id] = Summary.of(session_id, state, self.base)
             if self.directory is None:
-                self._unwritten[session_id] = write_now
+                self._kept_alive[session_id] = write_now
         else:  # nothing is kept before the first turn
             self._summaries.pop(session_id, None)
-            self._unwritten.pop(session_id, None)
+            self._kept_alive.pop(session_id, None)
         if self.directory is None:
             return Saved(version)
         write = Future[str | None]()
@@ -124,7 +125,7 @@ class FolderStorage(SessionStorage):
                 "the conversation was not written to disk, because the disk is too slow or the "
                 "engine is being closed"
             )
-            self._unwritten[session_id] = write_now
+            self._kept_alive[session_id] = write_now
             session.note(why)
             write.set_result(why)
         return Saved(version, write)
@@ -143,7 +144,7 @@ class FolderStorage(SessionStorage):
                 why = f"cannot be deleted ({error.strerror})"
                 raise _unavailable(session_id, path, why) from error
         self._summaries.pop(session_id, None)
-        self._unwritten.pop(session_id, None)
+        self._kept_alive.pop(session_id, None)
 
     def summaries(self, session_ids: Sequence[str] | None = None) -> Iterable[Summary]:
         known = self._summaries
@@ -162,7 +163,7 @@ class FolderStorage(SessionStorage):
     def _write_again(self) -> None:
         """Write the states that could not be written: the disk may be well now."""
         if self.directory is not None:
-            for write_now in tuple(self._unwritten.values()):
+            for write_now in tuple(self._kept_alive.values()):
                 write_now()
 
     def _why_missing(self, session_id: str) -> tuple[str, ...]:
@@ -240,10 +241,10 @@ class FolderStorage(SessionStorage):
                     error,
                 )
                 note = f"the conversation could not be written to disk ({error.strerror})"
-                self._unwritten[session.session_id] = partial(self._write, session, version, state)
+                self._kept_alive[session.session_id] = partial(self._write, session, version, state)
                 session.note(note)
                 return note
-            self._unwritten.pop(session.session_id, None)
+            self._kept_alive.pop(session.session_id, None)
             return None
 
     @property
