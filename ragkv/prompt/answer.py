@@ -58,12 +58,12 @@ class ActiveAnswer:
 
     def end(self) -> None:
         """End the answer: its next token is an end token, which is not part of it."""
-        self._note_token()
+        self._note_first_token()
         self.reason = "stop"
 
     def add(self, token: int, logprob: TokenLogprob | None = None) -> TokenEvent:
         """Add the next token; returns its event."""
-        self._note_token()
+        self._note_first_token()
         self.tokens.append(token)
         if logprob is not None:
             self._logprobs.append(logprob)
@@ -78,7 +78,7 @@ class ActiveAnswer:
         """Yield the text that was held back, then the whole answer."""
         if rest := self._text.flush():
             yield TokenEvent(rest, None)
-        self._note_token()  # an answer may have no token
+        self._note_first_token()  # an answer may have no token
         report = self._report
         assert self.reason is not None
         decode_s = self._elapsed_s() - self._first_token_s
@@ -96,7 +96,7 @@ class ActiveAnswer:
             logprobs=tuple(self._logprobs),
         ).with_notes(*self.notes)
 
-    def _note_token(self) -> None:
+    def _note_first_token(self) -> None:
         self._first_token_s = self._first_token_s or self._elapsed_s()
 
 
