@@ -196,7 +196,7 @@ class ControllerConfig:
     # measure a profile where the store's directory has none, while no request runs
     measure: bool = fixed(True)
     # keep entries out of memory where disk delays no first token; False: all are in every tier
-    place: bool = fixed(True)
+    limit_memory: bool = fixed(True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,8 +49,8 @@ class Profiler(Closing):
             self.history.limits.retarget(
                 profile.xi_blocks(target_ms, self.config.session.block_tokens)
             )
-        if self.config.controller.place:
-            self.present.store.limits.place_by(self._in_memory)
+        if self.config.controller.limit_memory:
+            self.present.store.limits.limit_memory(self._in_memory)
 
     def measure(
         self, *, quick: bool = False, on_progress: Callable[[int, int], None] | None = None

@@ -106,8 +106,8 @@ class Index(Closing):
             ranked = rank(self.texts, rankings, wanted, k)
             found = self._first_passages([scored.number for scored in ranked], condition)
         return [
-            Hit(found[scored.number], scored.score, place)
-            for place, scored in enumerate(ranked, start=1)
+            Hit(found[scored.number], scored.score, rank)
+            for rank, scored in enumerate(ranked, start=1)
         ]
 
     def _default_retriever(self) -> str:

@@ -195,8 +195,8 @@ def merge_ranks(rankings: Iterable[Sequence[ScoredText]]) -> list[ScoredText]:
     """
     scores: defaultdict[int, float] = defaultdict(float)
     for ranking in rankings:
-        for place, scored in enumerate(ranking, start=1):
-            scores[scored.number] += 1 / (RRF_CONSTANT + place)
+        for rank, scored in enumerate(ranking, start=1):
+            scores[scored.number] += 1 / (RRF_CONSTANT + rank)
     return [
         ScoredText(number, score)
         for number, score in sorted(scores.items(), key=lambda item: (-item[1], item[0]))

@@ -238,7 +238,7 @@ class DecodeBatch:
         # steps, or is about to ask for its next token.
         if len(self.lock.owners.union(seen, (slot.owner for slot in self._expected))) > 1:
             ranked.sort(key=lambda one: one[0])
-            ranked = [one for place, one in enumerate(ranked) if place < SHARED_ROWS or one[0] == 0]
+            ranked = [one for rank, one in enumerate(ranked) if rank < SHARED_ROWS or one[0] == 0]
         requests = [request for _, request in ranked]
         # More requests may have come since there was room for their drafts.
         if any(request.row.drafts for request in requests):

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 # Whether an entry of so many tokens belongs in memory. It is also told whether a request used the
 # entry, and whether memory has room.
-Placement = Callable[[int, bool, bool], bool]
+MemoryRule = Callable[[int, bool, bool], bool]
 
 REMEMBERED = 10_000  # So many deleted keys are remembered. An older lookup is not copied up.
 
@@ -53,7 +53,7 @@ class TierCopies:
             raise ValueError(
                 f"A store has one tier of a kind, not {', '.join(tier.kind for tier in tiers)}."
             )
-        self.placement: Placement = lambda *_: True
+        self.memory_rule: MemoryRule = lambda *_: True
         self.dropped = 0  # entries not written: the queue was full, or the write failed
         self._deleted: OrderedDict[EntryKey, int] = OrderedDict()  # by key, when it was deleted
         self._now = 0  # how many deletions there were
@@ -161,7 +161,7 @@ class TierCopies:
             or_none("store an entry", self.memory.put, entry)
 
     def in_memory(self, info: EntryInfo, size_bytes: int, *, used: bool) -> bool:
-        """Whether the placement wants an entry in memory; `False` if memory is no tier."""
+        """Whether the rule wants an entry in memory; `False` if memory is no tier."""
         if self.memory is None:
             return False
         memory = self.memory.stats()
@@ -169,7 +169,7 @@ class TierCopies:
             memory.capacity_bytes is None
             or (memory.used_bytes or 0) + size_bytes <= memory.capacity_bytes
         )
-        return self.placement(info.tokens, used, room)
+        return self.memory_rule(info.tokens, used, room)
 
     # Deletions
 

@@ -1,10 +1,10 @@
-"""Limits what may stay in a tier: a placement keeps entries out of memory, documents take room on
+"""Limits what may stay in a tier: a rule keeps entries out of memory, documents take room on
 the disk, and policies get a latency threshold.
 """
 
 from dataclasses import dataclass
 
-from .copying import Placement, TierCopies
+from .copying import MemoryRule, TierCopies
 from .tiers import Tier
 
 
@@ -15,11 +15,11 @@ class StoreLimits:
     tiers: tuple[Tier, ...]  # fastest first
     copies: TierCopies  # between them
 
-    def place_by(self, placement: Placement) -> None:
-        """From now on ask `placement` which entries, that a tier below has, are stored and copied
+    def limit_memory(self, rule: MemoryRule) -> None:
+        """From now on ask `rule` which entries, that a tier below has, are stored and copied
         up to memory. Those in memory that do not belong there leave it, as far as a disk has them.
         """
-        self.copies.placement = placement
+        self.copies.memory_rule = rule
         if (memory := self.copies.memory) is None:
             return
         local = [tier for tier in self.copies.below if not tier.is_remote]

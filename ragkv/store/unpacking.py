@@ -1,7 +1,7 @@
 """Unpacks the stored layers of many entries at once on a device.
 
 A host decodes one slice after another (`codecs/`). A device gets the stored layers of many entries
-in one buffer. The place of each token's numbers in the buffer is computed once a prompt. Then the
+in one buffer. The offset of each token's numbers in the buffer is computed once a prompt. Then the
 number of operations that unpack a layer does not depend on the number of entries. The layouts are
 those of the codecs.
 """
@@ -15,7 +15,7 @@ from .codecs.int8 import Int8Codec
 
 
 @dataclass(frozen=True, slots=True)
-class TokenPlaces:
+class TokenOffsets:
     """Where the stored KV of N tokens is in a buffer of one layer."""
 
     at: torch.Tensor  # (N,) int64: the first byte of the token's entry, a multiple of 4
@@ -39,12 +39,12 @@ class TokenPlaces:
 class Unpacking:
     """Unpacks entries whose codec stores plain numbers."""
 
-    def __init__(self, codec: Codec, places: TokenPlaces) -> None:
+    def __init__(self, codec: Codec, offsets: TokenOffsets) -> None:
         # of a stored layer
-        self.numbers: torch.dtype | None = codec.layout((2, 1, 1, 1), places.dtype).dtype
-        self._head_dim = places.head_dim
-        self._dtype = places.dtype
-        self._first = places.at // self.numbers.itemsize + places.elements()  # (2, G, N)
+        self.numbers: torch.dtype | None = codec.layout((2, 1, 1, 1), offsets.dtype).dtype
+        self._head_dim = offsets.head_dim
+        self._dtype = offsets.dtype
+        self._first = offsets.at // self.numbers.itemsize + offsets.elements()  # (2, G, N)
 
     def unpack(self, buffer: torch.Tensor) -> torch.Tensor:
         """Keys and values (2, G, N, D) of the tokens in `buffer` (B,) uint8."""
@@ -55,17 +55,17 @@ class Unpacking:
 class Int8Unpacking(Unpacking):
     """Unpacks entries of the codec `int8`."""
 
-    def __init__(self, codec: Codec, places: TokenPlaces) -> None:
+    def __init__(self, codec: Codec, offsets: TokenOffsets) -> None:
         self.numbers = None  # they are codes
-        self._head_dim = places.head_dim
-        self._dtype = places.dtype
-        channels = places.kv_heads * places.head_dim
-        first = places.at // 4
-        rows = places.kv_heads * places.tokens  # (N,)
-        self._code_at = places.at + 4 * (2 * channels + rows) + places.elements()  # (2, G, N)
-        key_at = first + places.heads() * places.head_dim  # (G, N)
+        self._head_dim = offsets.head_dim
+        self._dtype = offsets.dtype
+        channels = offsets.kv_heads * offsets.head_dim
+        first = offsets.at // 4
+        rows = offsets.kv_heads * offsets.tokens  # (N,)
+        self._code_at = offsets.at + 4 * (2 * channels + rows) + offsets.elements()  # (2, G, N)
+        key_at = first + offsets.heads() * offsets.head_dim  # (G, N)
         self._key_at = torch.stack((key_at, key_at + channels))  # of scale and low
-        token_at = places.heads() * places.tokens + places.token
+        token_at = offsets.heads() * offsets.tokens + offsets.token
         self._value_at = first + 2 * channels + token_at  # (G, N)
 
     def unpack(self, buffer: torch.Tensor) -> torch.Tensor:
@@ -79,10 +79,10 @@ class Int8Unpacking(Unpacking):
         return found
 
 
-def unpacking(codec: Codec, places: TokenPlaces) -> Unpacking:
-    """How tokens at `places` are unpacked that `codec` stored."""
+def unpacking(codec: Codec, offsets: TokenOffsets) -> Unpacking:
+    """How tokens at `offsets` are unpacked that `codec` stored."""
     made = Int8Unpacking if isinstance(codec, Int8Codec) else Unpacking
-    return made(codec, places)
+    return made(codec, offsets)
 
 
 def _windows(numbers: torch.Tensor, width: int) -> torch.Tensor:

@@ -320,7 +320,8 @@ def test_entries_stay_on_disk_where_its_loading_is_hidden_and_in_memory_elsewher
             memory, disk = made.stats().store.tiers
             assert (memory.entries, disk.entries >= 4) == (in_memory, True)
     settings = EngineConfig(
-        store=StoreConfig(directory=str(tmp_path / "0")), controller=ControllerConfig(place=False)
+        store=StoreConfig(directory=str(tmp_path / "0")),
+        controller=ControllerConfig(limit_memory=False),
     )
     with Engine(tiny_models.model("llama"), config=settings) as everywhere:
         everywhere.entries.encode(tiny_models.tokens(40, 99) for _ in range(1))

@@ -72,19 +72,19 @@ def test_a_put_is_served_at_once_and_reaches_the_disk(store: Store, tmp_path: Pa
     assert len(list(tmp_path.glob("entries/*/*.kv"))) == 1
 
 
-def test_what_was_stored_before_a_placement_is_placed_by_it(store: Store) -> None:
+def test_what_was_stored_before_a_memory_rule_follows_it(store: Store) -> None:
     store.put(make_entry(1))
     store.flush()
-    store.limits.place_by(lambda *_: True)
+    store.limits.limit_memory(lambda *_: True)
     assert kind_of_hit(store, 1) == TierKind.MEMORY
-    store.limits.place_by(lambda *_: False)
+    store.limits.limit_memory(lambda *_: False)
     assert kind_of_hit(store, 1) == TierKind.DISK
 
 
 def test_an_entry_that_no_tier_below_has_stays_in_memory() -> None:
     with open_store(config(None)) as store:
         store.put(make_entry(1))
-        store.limits.place_by(lambda *_: False)
+        store.limits.limit_memory(lambda *_: False)
         assert kind_of_hit(store, 1) == TierKind.MEMORY
 
 

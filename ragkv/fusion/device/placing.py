@@ -16,7 +16,7 @@ from ragkv.model import Adapter, PromptKV, Recording, Rows, sent
 from ragkv.model.device.kernels import placing_kernel
 from ragkv.model.rope import RotaryTables
 from ragkv.store.codecs import Codec
-from ragkv.store.unpacking import TokenPlaces, unpacking
+from ragkv.store.unpacking import TokenOffsets, unpacking
 
 from ..plan import Span
 
@@ -126,8 +126,8 @@ class _Codes:
         token = _joined([torch.arange(len(span)) + span.offset for span, _ in entries])
         at, tokens, token = sent(torch.stack((*per_token.T, token)), adapter.device)
         self.tokens = (at, tokens, token)
-        places = TokenPlaces(at, tokens, token, adapter.kv_heads, adapter.head_dim, adapter.dtype)
-        made = unpacking(codec, places)
+        offsets = TokenOffsets(at, tokens, token, adapter.kv_heads, adapter.head_dim, adapter.dtype)
+        made = unpacking(codec, offsets)
         self.numbers = made.numbers  # the dtype of plain numbers, `None` for codes
         self.unpack = made.unpack
 

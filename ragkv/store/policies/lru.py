@@ -104,7 +104,7 @@ class LookAhead(LRU):
 
     def queued(self, group: str, request: int) -> None:
         self._waiting.setdefault(group, OrderedDict())[request] = None
-        self._place(group)
+        self._rank(group)
 
     def left(self, group: str, request: int) -> None:
         requests = self._waiting.get(group)
@@ -112,7 +112,7 @@ class LookAhead(LRU):
             del requests[request]
             if not requests:
                 del self._waiting[group]
-            self._place(group)
+            self._rank(group)
 
     def used(self, group: str, now: float) -> None:
         super().used(group, now)
@@ -123,7 +123,7 @@ class LookAhead(LRU):
         grown = blocks > self._held.get(group, 0)
         super().held(group, blocks, size, now)
         if grown or not blocks:
-            self._place(group)
+            self._rank(group)
 
     def victim(self, pinned: Container[str], now: float) -> Eviction | None:
         group = first_unpinned(self._outside, pinned)
@@ -132,7 +132,7 @@ class LookAhead(LRU):
             group = None if last is None else last[1]
         return None if group is None else Eviction(group, whole=True)
 
-    def _place(self, group: str) -> None:
+    def _rank(self, group: str) -> None:
         """Rank a held group by its first request; without one it counts as used now."""
         self._outside.pop(group, None)
         self._last.drop(group)
