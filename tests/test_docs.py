@@ -10,6 +10,7 @@ import pytest
 from ragkv import EngineConfig
 from ragkv.config import KCacheConfig
 from ragkv.registry import POLICIES, SELECTORS
+from ragkv.retrieval.documents.formats import FORMATS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -103,6 +104,14 @@ def first_column(page: str, heading: str) -> list[str]:
     return [
         name for row in table.split("\n") for name in re.findall(r"`([\w-]+)`", row.split("|")[1])
     ]
+
+
+def test_the_table_of_formats_has_every_ending_that_is_not_read_as_plain_text() -> None:
+    text = (ROOT / "docs" / "ingest.md").read_text("utf-8")
+    table = text[text.index("| ending |") :].split("\n\n")[0]
+    rows = {ending for row in table.split("\n") for ending in re.findall(r"`(\.\w+)`", row)}
+    other = {ending for ending, by in FORMATS.items() if not by.startswith("text:")}
+    assert other - rows == set()
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,26 @@ def pptx() -> bytes:
     return _saved(presentation)
 
 
+def pptx_of(count: int) -> bytes:
+    """A slide with `count` paragraphs."""
+    import pptx as library
+
+    presentation = library.Presentation()
+    slide = presentation.slides.add_slide(presentation.slide_layouts[1])
+    slide.placeholders[1].text = "\n".join(f"Paragraph {k} of it." for k in range(count))
+    return _saved(presentation)
+
+
+def xlsx_of(count: int) -> bytes:
+    """A sheet with `count` rows."""
+    import openpyxl
+
+    book = openpyxl.Workbook()
+    for k in range(count):
+        book.active.append((f"part {k}", k))
+    return _saved(book)
+
+
 def xlsx() -> bytes:
     """Two sheets, the second without values."""
     import openpyxl
@@ -154,6 +174,15 @@ def xlsx() -> bytes:
         book.active.append(row)
     book.create_sheet("Empty")
     return _saved(book)
+
+
+def epub_of(chapter: str) -> bytes:
+    """A book of one chapter, in HTML."""
+    container = """<container xmlns="urn:oasis:names:tc:opendocument:xmlns:container"><rootfiles>
+        <rootfile full-path="book.opf" media-type="application/oebps-package+xml"/></rootfiles></container>"""
+    package = """<package xmlns="http://www.idpf.org/2007/opf"><metadata/>
+        <manifest><item id="a" href="a.xhtml"/></manifest><spine><itemref idref="a"/></spine></package>"""
+    return zipped({"META-INF/container.xml": container, "book.opf": package, "a.xhtml": chapter})
 
 
 def epub() -> bytes:

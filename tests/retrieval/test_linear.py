@@ -15,10 +15,11 @@ import pytest
 
 from ragkv.errors import DocumentError
 from ragkv.retrieval import Document, Index, Splitter, index_bytes, load_bytes
+from ragkv.retrieval.documents.formats import FORMATS
 from tests.timing import assert_linear, processor_seconds
 
 from .pdf_files import pdf_of
-from .sample_files import paragraph, pdf, table, word
+from .sample_files import epub_of, paragraph, pdf, pptx_of, table, word, xlsx_of
 
 SIZE = 300  # of the smallest document, in repeated units
 SLACK = 1.2  # how much worse than linear a doubling may be
@@ -29,6 +30,22 @@ def jsonl(**fields: object) -> bytes:
     import json
 
     return json.dumps({"text": "A mill. " * 50, **fields}).encode()
+
+
+def notebook(cells: int) -> bytes:
+    import json
+
+    made = [{"cell_type": "code", "source": f"wheel = {k}", "outputs": []} for k in range(cells)]
+    return json.dumps({"cells": made, "nbformat": 4, "metadata": {}}).encode()
+
+
+def subtitles(count: int) -> str:
+    """As SubRip has them; each lasts a second."""
+    return "".join(
+        f"{k + 1}\n{k // 3600:02}:{k // 60 % 60:02}:{k % 60:02},000 --> "
+        f"{k // 3600:02}:{k // 60 % 60:02}:{k % 60:02},900\nLine {k} of it.\n\n"
+        for k in range(count)
+    )
 
 
 def mail(*lines: str) -> str:
@@ -84,6 +101,12 @@ CASES: dict[str, Callable[[int], bytes | str]] = {
         + "/Span << /ActualText (abc) >> BDC (x) Tj EMC (-) Tj 0 -1 Td " * (n // 4)
         + "ET"
     ),
+    "lines.log": lambda n: "a \\u00e9 b\n" * 4 * n,
+    "lines.srt": subtitles,
+    "cells.ipynb": notebook,
+    "slide.pptx": lambda n: pptx_of(n // 2),
+    "sheet.xlsx": lambda n: xlsx_of(n // 2),
+    "chapter.epub": lambda n: epub_of(f"<html><body>{'<p>one two</p>' * n}</body></html>"),
     "pages.pdf": lambda n: pdf(*[f"Page {k} of the mill." for k in range(n // 20)]),
 }
 
@@ -131,6 +154,11 @@ def cost(name: str, size: int, folder: Path) -> Cost:
         index.writer.delete([one.id for one in documents])
         assert index_bytes(folder) < 150_000, "deleting has freed the space"
     return Cost(calls, tokenized, peak, used)
+
+
+def test_a_file_of_every_format_grows() -> None:
+    growing = {FORMATS.get(Path(name).suffix) for name in CASES}
+    assert set(FORMATS.values()) == growing, "CASES lacks a file that this loader reads"
 
 
 @pytest.mark.parametrize("name", CASES)
