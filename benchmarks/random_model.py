@@ -112,8 +112,8 @@ def put_random_entry(
     size = adapter.head_dim
     identity = encoder.identity
     length = len(encoder.prefix_ids) + len(token_ids)
-    frequencies = adapter.rope.frequencies(length) if exact else "of another prompt"
-    info = EntryInfo(identity.key(token_ids), identity, token_ids, frequencies, layers, heads, size)
+    rope_digest = adapter.rope.digest(length) if exact else "of another prompt"
+    info = EntryInfo(identity.key(token_ids), identity, token_ids, rope_digest, layers, heads, size)
     shape = (layers, 2, heads, len(token_ids), size)
     make = _alike if alike else _encoded
     codec, stored = make(shape, adapter.dtype, adapter.device, info)

@@ -48,7 +48,7 @@ BackendMaker = Callable[[SharedModel, Entries, Scheduler], AnswerBackend]
 # Blocks of earlier prompts (`reuse="prefix"`) may take this part of the store's memory on top of it.
 PREFIX_SHARE = 4
 # Entries of one model have these fields in common, whatever its dtype.
-OF_ANY_DTYPE = ("architecture", "rope", "tokenizer", "lora")
+OF_ANY_DTYPE = ("architecture", "rope_parameters", "tokenizer", "lora")
 SAMPLE = 64  # entries are looked at for their dtype: reading one takes a tenth of a millisecond
 # The size of the buffer of turns that are saved, where memory has no tier.
 LEAST_BUFFER_BYTES = 256 * MIB

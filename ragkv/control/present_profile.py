@@ -59,7 +59,7 @@ class PresentProfile:
         return Subject(
             weights=identity.weights,
             architecture=identity.architecture,
-            rope=identity.rope,
+            rope=identity.rope_parameters,
             dtype=identity.dtype,
             codec=identity.codec,
             machine=platform.node(),

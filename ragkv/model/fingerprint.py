@@ -30,7 +30,7 @@ _IRRELEVANT = (
     *("bos_token_id", "eos_token_id", "pad_token_id", "id2label", "label2id"),
     *("use_cache", "output_hidden_states", "output_attentions", "return_dict"),
     *("attention_dropout", "initializer_range"),
-    *("rope_parameters", "max_position_embeddings"),  # `rope_digest` has these
+    *("rope_parameters", "max_position_embeddings"),  # `rope_parameters_digest` has these
 )
 
 
@@ -115,7 +115,7 @@ def architecture_digest(adapter: Adapter) -> str:
     return _digest({"adapter": type(adapter).__name__, **settings})
 
 
-def rope_digest(adapter: Adapter) -> str:
+def rope_parameters_digest(adapter: Adapter) -> str:
     """Digest of the RoPE parameters, including nested ones."""
     config = adapter.config
     lengths = (

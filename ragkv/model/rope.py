@@ -30,7 +30,7 @@ class RotaryTables:
     """cos and sin of the positions `start ... start + n - 1`, per kind of layer, in float32."""
 
     tables: dict[str, torch.Tensor]  # kind -> cos and sin, (2, n, rotary dims)
-    frequencies: str  # digest of the frequencies
+    rope_digest: str  # digest of the frequencies
     start: int = 0
 
     def rows(self, kind: str, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,9 +81,9 @@ class Rope:
                 self._static = self._make(1 << max(10, (length - 1).bit_length()), 0)
             return self._static
 
-    def frequencies(self, length: int) -> str:
+    def digest(self, length: int) -> str:
         """Digest of the frequencies of a prompt of `length` tokens."""
-        return self.tables(length, start=max(0, length - 1)).frequencies
+        return self.tables(length, start=max(0, length - 1)).rope_digest
 
     @torch.inference_mode(False)  # a step asks first, but training multiplies by its tables too
     def _make(self, length: int, start: int) -> RotaryTables:

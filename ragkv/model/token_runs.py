@@ -174,7 +174,7 @@ class _RunPass:
         context = self._run.context
         if not context.pieces:
             return k_rot, v
-        name = (id(context), self.tables.frequencies)
+        name = (id(context), self.tables.rope_digest)
         if name not in self._placed:
             pieces = [piece[layer].to(self._adapter.device) for piece in context.pieces]
             self._placed[name] = self._placed_first(layer, torch.cat(pieces, dim=2))

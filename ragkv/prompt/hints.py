@@ -19,9 +19,9 @@ def hint_of(lookup: Lookup, task: Task) -> PrefetchHint:
         size = stored_bytes(identity.codec, len(ids), *adapter.kv_shape, adapter.dtype)
         return HintedEntry(identity, ids, size, group)
 
-    frequencies = adapter.rope.frequencies(len(prompt.token_ids))
+    rope_digest = adapter.rope.digest(len(prompt.token_ids))
     entries = []
-    for span in wanted_spans(prompt, task.request.method, frequencies):
+    for span in wanted_spans(prompt, task.request.method, rope_digest):
         if span.state is SpanState.COMPUTED:
             continue
         if span.block is not None:

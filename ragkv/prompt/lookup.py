@@ -43,16 +43,16 @@ class Lookup:
         """
         prompt = task.prompt
         method = task.request.method
-        frequencies = self.adapter.rope.frequencies(len(prompt.token_ids))
+        rope_digest = self.adapter.rope.digest(len(prompt.token_ids))
 
         def looked_up(span: Span) -> Span:
-            lease = self._lease(prompt, span, frequencies, damaged)
+            lease = self._lease(prompt, span, rope_digest, damaged)
             if span.kind is SpanKind.PREFIX or lease is None:
                 return replace(span, lease=lease)
             leases.callback(lease.close)
             return replace(span, lease=self._of_this_model(lease))
 
-        wanted = wanted_spans(prompt, method, frequencies)
+        wanted = wanted_spans(prompt, method, rope_digest)
         spans = [looked_up(span) for span in wanted]
         missed = _missed_ids(prompt, spans)
         if missed and not again and self.background.encode_first(missed.values(), task.claim.check):
@@ -64,9 +64,9 @@ class Lookup:
             prompt,
             method,
             spans,
-            frequencies,
+            rope_digest,
             damaged={chunk for chunk, ids in missed.items() if self.identity.key(ids) in damaged},
-            earlier=self.prefix_blocks.find(prompt, frequencies)
+            earlier=self.prefix_blocks.find(prompt, rope_digest)
             if method.reuse == "prefix"
             else (),
             away=self.store.away(),
@@ -76,7 +76,7 @@ class Lookup:
         return plan
 
     def _lease(
-        self, prompt: Prompt, span: Span, frequencies: str, damaged: Container[EntryKey]
+        self, prompt: Prompt, span: Span, rope_digest: str, damaged: Container[EntryKey]
     ) -> Lease | None:
         """The lease of a span that is stored; `None` if it is not, or is not wanted."""
         if span.state is SpanState.COMPUTED:
@@ -90,7 +90,7 @@ class Lookup:
             is_damaged = self.identity.key(ids) in damaged
             return None if is_damaged else self.store.lease(self.identity, ids)
         prefix = self.prefix
-        fits = prefix is not None and prefix.info.frequencies == frequencies
+        fits = prefix is not None and prefix.info.rope_digest == rope_digest
         return prefix if fits else None
 
     def _of_this_model(self, lease: Lease) -> Lease | None:

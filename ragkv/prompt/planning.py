@@ -42,11 +42,11 @@ class Why(StrEnum):
     LOST = "its block was lost"
 
 
-def wanted_spans(prompt: Prompt, method: Method, frequencies: str) -> list[Span]:
+def wanted_spans(prompt: Prompt, method: Method, rope_digest: str) -> list[Span]:
     """The runs of a prompt in order, in the states that they should have: what is not computed is
-    to be looked up. `frequencies` digests the prompt's RoPE frequencies.
+    to be looked up. `rope_digest` is that of the prompt's RoPE frequencies.
     """
-    spans = list(_wanted_past(prompt, method, frequencies))
+    spans = list(_wanted_past(prompt, method, rope_digest))
     for ids, chunk in prompt.body:
         start = spans[-1].stop if spans else 0
         stop = start + len(ids)
@@ -74,7 +74,7 @@ def wanted_spans(prompt: Prompt, method: Method, frequencies: str) -> list[Span]
     return spans
 
 
-def _wanted_past(prompt: Prompt, method: Method, frequencies: str) -> Iterator[Span]:
+def _wanted_past(prompt: Prompt, method: Method, rope_digest: str) -> Iterator[Span]:
     """The prefix, the history's blocks, and its tail, which has no stored KV."""
     at = len(prompt.prefix)
     is_wanted = method.reuse != "none" and prompt.own_prefix
@@ -84,7 +84,7 @@ def _wanted_past(prompt: Prompt, method: Method, frequencies: str) -> Iterator[S
         return
     blocks = prompt.history.blocks
     prefix_digest = ids_digest(prompt.prefix)
-    exact = exact_blocks(prompt.prefix, blocks, frequencies)
+    exact = exact_blocks(prompt.prefix, blocks, rope_digest)
     for index, (block, is_exact) in enumerate(zip(blocks, exact, strict=True)):
         why = None
         state = SpanState.EXACT if is_exact else _inexact_state(block, method)
@@ -92,7 +92,7 @@ def _wanted_past(prompt: Prompt, method: Method, frequencies: str) -> Iterator[S
             why = Why.FULL_RECOMPUTE
         elif block.prefix_digest != prefix_digest:
             why = Why.OTHER_PREFIX
-        elif block.frequencies != frequencies:
+        elif block.rope_digest != rope_digest:
             why = Why.OTHER_FREQUENCIES
         elif state is SpanState.COMPUTED:
             why = Why.WAS_INEXACT
@@ -121,7 +121,7 @@ def plan_of(
     prompt: Prompt,
     method: Method,
     looked_up: Sequence[Span],
-    frequencies: str,
+    rope_digest: str,
     *,
     damaged: AbstractSet[int] = frozenset(),
     earlier: Sequence[Lease] = (),
@@ -150,7 +150,7 @@ def plan_of(
             why = Why.DAMAGED if span.chunk in damaged else Why.MISSED
             spans.append(replace(span, state=SpanState.COMPUTED, offset=0, why=why))
         else:
-            spans += _stored_chunk(span, span.lease, frequencies, prompt.own_prefix)
+            spans += _stored_chunk(span, span.lease, rope_digest, prompt.own_prefix)
     if earlier:
         spans = reusing(spans, earlier, prompt.body_start)
     notes = (*_lost_notes(prompt, lost), *_away_notes(method, away, missed))
@@ -171,7 +171,7 @@ def _history(span: Span, prompt: Prompt, method: Method) -> Span:
     return replace(span, state=state)
 
 
-def _stored_chunk(span: Span, lease: Lease, frequencies: str, own_prefix: bool) -> Iterator[Span]:
+def _stored_chunk(span: Span, lease: Lease, rope_digest: str, own_prefix: bool) -> Iterator[Span]:
     """The spans of a chunk whose entry was found. Its wanted state is exact if it leads."""
     info = lease.info
     fused = replace(span, state=SpanState.FUSED)
@@ -180,7 +180,7 @@ def _stored_chunk(span: Span, lease: Lease, frequencies: str, own_prefix: bool) 
         yield span
     elif not info.is_expected:  # encoded directly after the application's prefix
         # an excerpt that begins later saw tokens of its chunk that are not in the prompt
-        is_same = own_prefix and not span.offset and info.frequencies == frequencies
+        is_same = own_prefix and not span.offset and info.rope_digest == rope_digest
         is_exact = info.lossless and is_same
         yield span if is_exact else fused
     elif len(span) <= LEADING_TOKENS:

@@ -95,8 +95,8 @@ class Prefiller:
         self.fusor.learn(passed)
         self.controller.learn(plan, recompute, passed)
         if keep is not None and record is not None:
-            frequencies = self.fusor.adapter.rope.frequencies(length)
-            keep(task.prompt, frequencies, record)
+            rope_digest = self.fusor.adapter.rope.digest(length)
+            keep(task.prompt, rope_digest, record)
         reuse = reuse_report(plan, recompute, passed, self.fusor.adapter.layer_count)
         notes = (*damaged.values(), *task.prompt.notes, *reuse.notes)
         return self._prefilled(task, plan, replace(reuse, notes=notes), passed, record, lookup_s)
@@ -141,7 +141,7 @@ class Prefiller:
         rope = self.fusor.adapter.rope
         length = plan.token_ids.numel()
         keeps = task.adds_turn or task.request.method.reuse == "prefix"
-        if not keeps or rope.frequencies(length) != rope.frequencies(length + 1):
+        if not keeps or rope.digest(length) != rope.digest(length + 1):
             return None
         blocks = prompt.blocks
         reused = blocks[: min(plan.recomputed_blocks, default=len(blocks))]
@@ -167,6 +167,6 @@ class Prefiller:
             record,
             plan.recomputed_blocks,
             min(exact_until, end),
-            self.fusor.adapter.rope.frequencies(length),
+            self.fusor.adapter.rope.digest(length),
             stale and any(span.state is SpanState.FUSED for span in chunks),
         )

@@ -47,11 +47,11 @@ class PrefixBlocks:
         """
         return partial(self._keep, self._deletions)
 
-    def find(self, prompt: Prompt, frequencies: str) -> tuple[MemoryLease, ...]:
+    def find(self, prompt: Prompt, rope_digest: str) -> tuple[MemoryLease, ...]:
         """The blocks with which the prompt goes on after its history, without its last token."""
         found = []
         with self._lock:
-            for name, _, _ in _names(prompt, frequencies):
+            for name, _, _ in _names(prompt, rope_digest):
                 entry = self._entries.get(name)
                 if entry is None:
                     break
@@ -59,12 +59,12 @@ class PrefixBlocks:
                 found.append(MemoryLease(entry))
         return tuple(found)
 
-    def _keep(self, deletions: int, prompt: Prompt, frequencies: str, record: Recording) -> None:
+    def _keep(self, deletions: int, prompt: Prompt, rope_digest: str, record: Recording) -> None:
         """Keep the blocks of a prompt whose raw KV `record` has, unless something was deleted since
         `deletions` were counted.
         """
         layers, _, kv_heads, _, head_dim = record.kv.shape
-        for name, at, ids in _names(prompt, frequencies):
+        for name, at, ids in _names(prompt, rope_digest):
             with self._lock:
                 if name in self._entries:
                     continue
@@ -72,7 +72,7 @@ class PrefixBlocks:
             kv = record.kv[:, :, :, low : low + len(ids)].cpu().clone()
             identity = replace(self.identity, context=name, neutral="")
             shape = (layers, kv_heads, head_dim)
-            info = EntryInfo(identity.key(ids), identity, ids, frequencies, *shape)
+            info = EntryInfo(identity.key(ids), identity, ids, rope_digest, *shape)
             self._add(name, Entry(info, kv), deletions)
 
     def forget(self) -> None:
@@ -114,7 +114,7 @@ def reusing(spans: Sequence[Span], blocks: Sequence[Lease], start: int) -> list[
     return changed
 
 
-def _names(prompt: Prompt, frequencies: str) -> Iterator[tuple[str, int, tuple[int, ...]]]:
+def _names(prompt: Prompt, rope_digest: str) -> Iterator[tuple[str, int, tuple[int, ...]]]:
     """Each whole block's name, first position and ids; the last token is always computed."""
     chain = Chain(prompt.prefix)
     chain.add(prompt.past_ids)
@@ -123,4 +123,4 @@ def _names(prompt: Prompt, frequencies: str) -> Iterator[tuple[str, int, tuple[i
     for at in range(first, len(ids) - BLOCK_TOKENS, BLOCK_TOKENS):
         block = ids[at : at + BLOCK_TOKENS]
         chain.add(block)
-        yield chain.context(frequencies), at, block
+        yield chain.context(rope_digest), at, block

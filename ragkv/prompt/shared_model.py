@@ -14,7 +14,7 @@ from ragkv.model import Adapter, adapt
 from ragkv.model.decode.stopping import end_tokens
 from ragkv.model.fingerprint import (
     architecture_digest,
-    rope_digest,
+    rope_parameters_digest,
     tokenizer_digest,
     weights_digest,
 )
@@ -96,7 +96,7 @@ class SharedModel:
         identity = Identity(
             weights=weights_digest(adapter.model),
             architecture=architecture_digest(adapter),
-            rope=rope_digest(adapter),
+            rope_parameters=rope_parameters_digest(adapter),
             dtype=dtype_name(adapter.dtype),
             lora="",
             tokenizer=tokenizer_digest(tokenizer),

@@ -99,7 +99,7 @@ def manifest_of(
                 row = [
                     block.context,
                     block.prefix_digest,
-                    block.frequencies,
+                    block.rope_digest,
                     block.token_ids,
                     block.index,
                 ]
@@ -148,8 +148,8 @@ def state_of(
     if body["identity"] != replace(base, context="").to_json():
         raise ValueError("it is of another tenant or model")
     table: list[Any] = [
-        ((context, prefix, frequencies, tuple(ids), index), bool(fused))
-        for context, prefix, frequencies, ids, index, *fused in body["blocks"]
+        ((context, prefix, rope_digest, tuple(ids), index), bool(fused))
+        for context, prefix, rope_digest, ids, index, *fused in body["blocks"]
     ]
     histories = []
     before = History()

@@ -111,9 +111,9 @@ class BlockMaker:
         ids = tuple(token_ids[self.at : stop])
         is_exact = stop <= turn_kv.exact_until
         block = Block(
-            self._chain.context(turn_kv.frequencies, "" if is_exact else self._taint),
+            self._chain.context(turn_kv.rope_digest, "" if is_exact else self._taint),
             self._prefix_digest,
-            turn_kv.frequencies,
+            turn_kv.rope_digest,
             token_ids=ids,
             index=index,
             start=0,
@@ -234,12 +234,12 @@ class Turn(Closing):
         whole = (*self._ids, *between)
         blocks = prompt.blocks
         at = len(prompt.prefix) + sum(map(len, blocks))
-        next_frequencies = sessions.adapter.rope.frequencies(len(whole) + 1)
+        next_digest = sessions.adapter.rope.digest(len(whole) + 1)
         # Under other RoPE frequencies the next prompt, which is longer, cannot use this KV.
         if (
             self._maker is not None
             and self._turn_kv is not None
-            and next_frequencies == self._turn_kv.frequencies
+            and next_digest == self._turn_kv.rope_digest
         ):
             self._save(self._maker.rest(self._ids))
             blocks = tuple(self._maker.blocks)

@@ -29,7 +29,7 @@ FORMAT_VERSION = 5  # of KV and of identities; `RECORD_VERSION` is that of the b
 _KEY_TEXT = re.compile(r"[0-9a-f]{64}")
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 # The fields of an identity that stored JSON calls otherwise.
-_STORED_AS = {"lora": "adapter", "neutral": "behind"}
+_STORED_AS = {"lora": "adapter", "rope_parameters": "rope", "neutral": "behind"}
 _GROUP = re.compile(r"[\w-]{0,64}", re.ASCII)  # it is a part of a file's name
 
 
@@ -63,7 +63,7 @@ class Identity:
 
     weights: str  # digest of the model's weights
     architecture: str  # digest of the config fields that affect the computation
-    rope: str  # digest of the RoPE parameters
+    rope_parameters: str  # digest of the RoPE parameters
     dtype: str  # "bfloat16", "float32", ...
     lora: str  # LoRA id, "" for none
     tokenizer: str  # digest of the tokenizer, "" for none
@@ -105,9 +105,9 @@ class Identity:
         return _of_stored(**json.loads(text))
 
 
-def _of_stored(adapter: str, behind: str = "", **named: Any) -> Identity:
+def _of_stored(adapter: str, rope: str, behind: str = "", **named: Any) -> Identity:
     """The identity with the fields of its JSON."""
-    return Identity(lora=adapter, neutral=behind, **named)
+    return Identity(lora=adapter, rope_parameters=rope, neutral=behind, **named)
 
 
 def ids_bytes(token_ids: Sequence[int]) -> bytes:
@@ -138,7 +138,7 @@ class EntryInfo:
     identity: Identity
     token_ids: tuple[int, ...]
     # digest of the RoPE frequencies it was computed with (they may depend on the length)
-    frequencies: str
+    rope_digest: str
     layers: int  # L
     kv_heads: int  # G
     head_dim: int  # D

@@ -90,7 +90,7 @@ def record_of(
         "key": info.key.to_text(),
         "identity": info.identity.to_json(),
         "token_ids": info.token_ids,
-        "frequencies": info.frequencies,
+        "frequencies": info.rope_digest,
         "shape": (info.layers, info.kv_heads, info.head_dim),  # L, G, D
         "group": info.group,
         "index": info.index,
@@ -175,7 +175,7 @@ def _head(key: EntryKey, facts: dict[str, Any], head: bytes, digest: Digest) -> 
         key=key,
         identity=Identity.from_json(facts["identity"]),
         token_ids=tuple(map(int, facts["token_ids"])),
-        frequencies=str(facts["frequencies"]),
+        rope_digest=str(facts["frequencies"]),
         layers=layers,
         kv_heads=kv_heads,
         head_dim=head_dim,

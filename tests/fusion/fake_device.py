@@ -276,7 +276,7 @@ class _MovedRope:
         tables = self._rope.tables(length, start)
         if id(tables) not in self._made:
             moved = {kind: DeviceTensor(both) for kind, both in tables.tables.items()}
-            self._made[id(tables)] = (type(tables)(moved, tables.frequencies, tables.start), tables)
+            self._made[id(tables)] = (type(tables)(moved, tables.rope_digest, tables.start), tables)
         return self._made[id(tables)][0]
 
 

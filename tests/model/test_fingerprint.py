@@ -15,7 +15,7 @@ from ragkv import Engine, EngineConfig, PromptConfig, StoreConfig
 from ragkv.model import adapt
 from ragkv.model.fingerprint import (
     architecture_digest,
-    rope_digest,
+    rope_parameters_digest,
     tokenizer_digest,
     weights_digest,
 )
@@ -26,7 +26,7 @@ from tests.toy_tokenizers import byte_tokenizer, fallback_tokenizer
 
 def digests(model: Any) -> tuple[str, str, str]:
     adapter = adapt(model)
-    return weights_digest(model), architecture_digest(adapter), rope_digest(adapter)
+    return weights_digest(model), architecture_digest(adapter), rope_parameters_digest(adapter)
 
 
 def changed(family: str, **changes: Any) -> Any:

@@ -29,7 +29,7 @@ EVERYTHING = replace(FUSED, ratio=1.0)
 
 
 def stored(
-    ids: tuple[int, ...] = A, frequencies: str = HERE, codec: str = "raw", neutral: str = ""
+    ids: tuple[int, ...] = A, rope_digest: str = HERE, codec: str = "raw", neutral: str = ""
 ) -> MemoryLease:
     identity = Identity(
         "weights",
@@ -42,7 +42,7 @@ def stored(
         codec=codec,
         neutral=neutral,
     )
-    info = EntryInfo(identity.key(ids), identity, ids, frequencies, 1, 1, 2)
+    info = EntryInfo(identity.key(ids), identity, ids, rope_digest, 1, 1, 2)
     return MemoryLease(Entry(info, torch.zeros(1, 2, 1, len(ids), 2)))
 
 
@@ -94,7 +94,7 @@ def reasons(plan: Plan, chunk: int = 0) -> list[str | None]:
         (stored(), NOTHING, SpanState.COMPUTED, "full recompute"),
         (stored(), EXACT_ONLY, SpanState.COMPUTED, "no earlier prompt began like this one"),
         (stored(codec="int8"), FUSED, SpanState.FUSED, None),
-        (stored(frequencies="of another"), FUSED, SpanState.FUSED, None),
+        (stored(rope_digest="of another"), FUSED, SpanState.FUSED, None),
         (stored(neutral="text"), FUSED, SpanState.COMPUTED, "first tokens of a prompt"),
         (MISSING, FUSED, SpanState.COMPUTED, "no usable KV"),
     ],
@@ -242,7 +242,7 @@ RECOMPUTED = replace(FUSED, inexact_history="recompute")
             "behind another prefix",
         ),
         (
-            block(frequencies="of another length"),
+            block(rope_digest="of another length"),
             stored(),
             FUSED,
             SpanState.COMPUTED,

@@ -31,7 +31,7 @@ def test_a_prompt_finds_the_whole_blocks_that_an_earlier_one_began_with(family: 
         length = len(ids([LONG, OTHER]))
         rope = engine.model.adapter.rope
         first_length = len(ids([LONG]))
-        digests = {rope.frequencies(n) for n in (first_length, first_length + 1, length)}
+        digests = {rope.digest(n) for n in (first_length, first_length + 1, length)}
         is_lasting = len(digests) == 1
     found = 2 * BLOCK_TOKENS if is_lasting else 0
     assert first.reuse.exact in (0, len(PREFIX))

@@ -28,8 +28,8 @@ def inexact(engine: Engine, session: Session) -> int:
     """How many tokens of the history are in blocks that are not exact."""
     history = session.state.history
     prefix = engine.parts.intake.runs.before_documents
-    frequencies = engine.model.adapter.rope.frequencies(len(prefix) + len(history))
-    known = zip(history.blocks, exact_blocks(prefix, history.blocks, frequencies), strict=True)
+    rope_digest = engine.model.adapter.rope.digest(len(prefix) + len(history))
+    known = zip(history.blocks, exact_blocks(prefix, history.blocks, rope_digest), strict=True)
     return sum(len(block) for block, exact in known if not exact)
 
 

@@ -14,7 +14,7 @@ from ragkv.store.stored_form import stored_form
 IDENTITY = Identity(
     weights="w0",
     architecture="a0",
-    rope="r0",
+    rope_parameters="r0",
     dtype="bfloat16",
     lora="",
     tokenizer="t0",
@@ -42,7 +42,7 @@ def make_entry(
         key=identity.key(ids),
         identity=identity,
         token_ids=tuple(ids),
-        frequencies="f0",
+        rope_digest="f0",
         layers=layers,
         kv_heads=1,
         head_dim=8,

@@ -70,7 +70,7 @@ class BlockWriter:
         key = identity.key(block.token_ids)
         shape = (layers, kv_heads, head_dim)
         info = EntryInfo(
-            key, identity, block.token_ids, block.frequencies, *shape, group, block.index
+            key, identity, block.token_ids, block.rope_digest, *shape, group, block.index
         )
         entry = Entry(info, kv)
         put = Job(lambda: self.store.put(entry, SAVE_WAIT_S), key, info.size_bytes, entry)

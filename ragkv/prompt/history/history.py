@@ -47,7 +47,7 @@ class Block:
 
     context: str  # of its entry's identity: a digest of what it saw
     prefix_digest: str  # of the application's prefix that it saw
-    frequencies: str  # digest of the RoPE frequencies it was made with
+    rope_digest: str  # digest of the RoPE frequencies it was made with
     token_ids: tuple[int, ...]  # of the whole entry
     index: int  # number in its session, the order in which a policy evicts a session's blocks
     start: int
@@ -170,16 +170,16 @@ class Chain:
         """Add the next tokens."""
         self._seen.update(ids_bytes(token_ids))
 
-    def context(self, frequencies: str, taint: str = "") -> str:
+    def context(self, rope_digest: str, taint: str = "") -> str:
         """The context of the next block; `taint` is a random word if something in front of the
         block is not exact.
         """
-        whole = f"{self._seen.hexdigest()} {frequencies} {taint}"
+        whole = f"{self._seen.hexdigest()} {rope_digest} {taint}"
         return hashlib.blake2b(whole.encode(), digest_size=16, person=b"ragkv-history").hexdigest()
 
 
 def exact_blocks(
-    prefix: Sequence[int], blocks: Sequence[Block], frequencies: str
+    prefix: Sequence[int], blocks: Sequence[Block], rope_digest: str
 ) -> Iterator[bool]:
     """Whether each of a history's `blocks` behind `prefix` is exact in a prompt of these RoPE
     frequencies, in order.
@@ -188,7 +188,7 @@ def exact_blocks(
     """
     chain = Chain(prefix)
     for block in blocks:
-        yield block.start == 0 and block.context == chain.context(frequencies)
+        yield block.start == 0 and block.context == chain.context(rope_digest)
         chain.add(block.kept_ids)
 
 

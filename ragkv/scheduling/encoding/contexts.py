@@ -69,9 +69,9 @@ class Contexts:
             return None
         (kv,) = self.of(prefix_ids, between).pieces
         identity = replace(chunks, context=ids_digest(()), neutral="")
-        frequencies = self.adapter.rope.frequencies(len(prefix_ids))
+        rope_digest = self.adapter.rope.digest(len(prefix_ids))
         key = identity.key(prefix_ids)
-        info = EntryInfo(key, identity, prefix_ids, frequencies, *self.adapter.kv_shape)
+        info = EntryInfo(key, identity, prefix_ids, rope_digest, *self.adapter.kv_shape)
         return MemoryLease(Entry(info, kv.cpu()))
 
 

@@ -80,9 +80,9 @@ class Encoder:
         before = (self.prefix_ids + self.neutral_ids)[:limit]
         if not before:
             return TokenRun(token_ids)
-        frequencies = self.adapter.rope.frequencies
+        digest = self.adapter.rope.digest
         length = len(before) + len(token_ids)
-        if not self.neutral_ids and frequencies(len(before)) != frequencies(length):
+        if not self.neutral_ids and digest(len(before)) != digest(length):
             # the prefix has other KV in a prompt of this length
             return TokenRun(before + token_ids, skip=len(before))
         context = self.contexts.of(before, self.between)
@@ -93,8 +93,8 @@ class Encoder:
     def _entry(self, token_ids: tuple[int, ...], kv: torch.Tensor, stop: int) -> Entry:
         """`stop` is the length of what was encoded, with all that stood before."""
         identity = self.identity
-        frequencies = self.adapter.rope.frequencies(stop)
+        rope_digest = self.adapter.rope.digest(stop)
         shape = self.adapter.kv_shape
         return Entry(
-            EntryInfo(identity.key(token_ids), identity, token_ids, frequencies, *shape), kv.cpu()
+            EntryInfo(identity.key(token_ids), identity, token_ids, rope_digest, *shape), kv.cpu()
         )
