@@ -40,7 +40,7 @@ class EngineStats:
 
     @classmethod
     def of(cls, model: SharedModel, parts: Parts) -> Self:
-        """Those of an engine on `model` with these parts, now."""
+        """The stats of an engine on `model` with these parts, now."""
         adapter = model.adapter
         return cls(
             architecture=adapter.config.model_type,

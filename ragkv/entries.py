@@ -188,8 +188,8 @@ class Entries:
             self.background.add(chunk.token_ids, last=last)
 
     def lacking(self, chunks: Sequence[ChunkLike]) -> tuple[list[Chunk], int]:
-        """Those of `chunks` that `encode` would compute, each once, and about how many bytes that
-        will take.
+        """The chunks among `chunks` that `encode` would compute, each once, and about how many bytes
+        their KV will take.
         """
         found = {
             chunk.token_ids: chunk

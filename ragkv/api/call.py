@@ -94,7 +94,7 @@ class ApiCall:
         return await pool.run(self.request, giving_way_to_answers)
 
     async def on_tenant(self, work: Callable[[Tenant, Check], T], deletes: bool = False) -> T:
-        """The same for work on the sender's tenant, which stays open meanwhile.
+        """Do `work` on a thread, as `on_thread` does. The sender's tenant stays open meanwhile.
 
         On a full disk stored KV is given up and the work is done again. For work that `deletes` the
         home's reserve is given up, too.
@@ -113,7 +113,9 @@ class ApiCall:
         return await self.on_thread(with_room)
 
     async def on_collection(self, name: str, work: Callable[[Rag, Check], T]) -> T:
-        """The same for a collection of the tenant; raises `ApiError` 404 if there is none."""
+        """Do `work` on a collection of the tenant, as `on_tenant` does. Raises `ApiError` 404 if there
+        is none.
+        """
 
         def in_collection(tenant: Tenant, check: Check) -> T:
             with tenant.collections.use(name, check=check) as collection:

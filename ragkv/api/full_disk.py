@@ -18,8 +18,8 @@ from ragkv.runtime import replace_file
 
 T = TypeVar("T")
 
-RESERVE_BYTES = 4 * MIB  # kept for deletions ...
-SPARE = 3  # ... if more than this many times as much is free
+RESERVE_BYTES = 4 * MIB  # kept for deletions
+SPARE = 3  # the reserve is taken only if more than this many times as much is free
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 

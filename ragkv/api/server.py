@@ -43,8 +43,8 @@ SWITCH_S = 0.0002
 # Parsing a piece of a body takes some 30 microseconds on the event loop, and six bytes on the wire are
 # enough for a piece. Without these limits a body of 32 MiB would hold all other requests for minutes.
 # nginx passes bodies on whole.
-FREE_PIECES = 1000  # pieces that a body may have, whatever is in them ...
-PIECE_BYTES = 512  # ... and the bytes for which it may have one more
+FREE_PIECES = 1000  # pieces that a body may have, whatever is in them
+PIECE_BYTES = 512  # for so many bytes a body may have one more piece
 WITHOUT_NGINX = (
     "Nothing bounds connections, slow clients and rates here, and there is no TLS: listen on "
     "127.0.0.1 and put nginx "

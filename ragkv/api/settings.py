@@ -33,9 +33,8 @@ class LimitsConfig:
     body_bytes: int = 32 * MIB  # of a request's body, uploads included, counted as they arrive
     # of a JSON body without documents to store; it is parsed in the server's own process
     json_bytes: int = fixed(4 * MIB)
-    json_values: int = fixed(
-        50_000
-    )  # commas and opening brackets in such a body, counted as they arrive
+    # commas and opening brackets in such a body, counted as they arrive
+    json_values: int = fixed(50_000)
     documents: int = 64  # documents in one request
     document_chars: int = fixed(2_000_000)  # characters of one document
     upload_chars: int = fixed(8_000_000)  # characters of all documents to store in one request

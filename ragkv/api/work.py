@@ -31,13 +31,13 @@ T = TypeVar("T")
 WaitIdle = Callable[[float, Callable[[], bool]], None]
 
 AHEAD = 64  # items that a stream's thread may be ahead of the reader
-BURST = 8  # requests at once after which freed memory is given back, when none is left ...
-RELEASE_S = 60.0  # ... and the time after which a server that is never idle gives it back
+BURST = 8  # requests at once: once none of them is left, freed memory is given back
+RELEASE_S = 60.0  # a server that is never idle gives freed memory back after this time
 BATCH_S = 0.01  # Less computing than this is not worth a pause.
 FREE_S = 0.2  # Work that computes less than this in all, such as a search, makes no pause.
-# Work waits at most this many times what its last batch computed, for each request that works ...
+# A pause is at most this many times what the last batch computed, for each request that works.
 PAUSE_SHARE = 4.0
-PAUSE_S = 0.5  # ... and no longer than this, so that a cancelled one ends soon.
+PAUSE_S = 0.5  # No pause is longer, so that a cancelled request ends soon.
 
 
 class AcceptedRequest:

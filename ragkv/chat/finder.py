@@ -26,8 +26,8 @@ from ragkv.sessions import Session
 
 log = logging.getLogger(__name__)
 
-MAX_SAVED = 1_000  # the most saved sessions, one for each turn: the oldest are deleted ...
-TRIMMED = 32  # ... once in so many turns
+MAX_SAVED = 1_000  # the most saved sessions, one for each turn: the oldest are deleted
+TRIMMED = 32  # turns between two deletions of the oldest sessions
 # How the ids of saved sessions begin, and of sessions in which a turn is answered.
 _SAVED = "chat-"
 _IN_PROGRESS = "turn-"

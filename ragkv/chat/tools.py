@@ -112,7 +112,9 @@ def find_calls(answer: str, names: Sequence[str], finish_reason: str = "stop") -
 
 
 def _tagged(answer: str, names: Sequence[str], is_cut: bool) -> FoundCalls:
-    """The same for calls between tags. A tag inside a JSON string is part of the string."""
+    """The calls between tags, as `find_calls` returns them. A tag inside a JSON string is part of
+    the string.
+    """
     decoder = json.JSONDecoder()
     around = list[str]()
     calls = list[ToolCall]()

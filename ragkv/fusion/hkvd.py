@@ -77,7 +77,7 @@ class Narrowing:
         self._rows.keep(kept, self._facts[0])
 
     def _deviation(self, layer: int, index: torch.Tensor) -> torch.Tensor:
-        """That of each row, (R,) float32 on the device."""
+        """The deviation of each row, (R,) float32 on the device."""
         own = self._rows
         k_raw, v = own.adapter.project_kv(layer, own.hidden, own.rows)
         fresh = k_raw.new_empty((2, *k_raw.shape[1:]), dtype=torch.float32)  # (2, G, R, D)

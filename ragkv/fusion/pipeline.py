@@ -293,7 +293,7 @@ class HostPlacing:
 
     @property
     def positions(self) -> torch.Tensor:
-        """Those of the N tokens that are placed, (N,) on the host."""
+        """The positions of the N tokens that are placed, (N,) on the host."""
         return torch.cat([torch.arange(span.start, span.stop) for span in self._spans])
 
     def stored(self, index: torch.Tensor) -> torch.Tensor:

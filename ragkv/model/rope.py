@@ -124,7 +124,7 @@ class Rotation:
         return self.in_float32(raw, cos, sin).type_as(raw)
 
     def in_float32(self, raw: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """The same, but the result stays float32 and the caller rounds it."""
+        """Rotate as `__call__` does, but the result stays float32 and the caller rounds it."""
         rotary_dims = cos.shape[-1]
         whole = rotary_dims == raw.shape[-1]
         part = (raw if whole else raw[..., :rotary_dims]).float()

@@ -60,7 +60,7 @@ class Rows:
         return cls(positions, int(positions[0]) if contiguous else None)
 
     def on(self, device: torch.device) -> "Rows":
-        """The same rows on `device`; what the host knows of them is not read back, because the host
+        """These rows on `device`; what the host knows of them is not read back, because the host
         would wait.
         """
         if self.positions.device == device:

@@ -147,5 +147,5 @@ class Request:
     on_prefill: Callable[[PromptReport], None] | None = None
 
     def over(self, chunks: Iterable[Chunk]) -> "Request":
-        """The same over chunks that were searched since it was made: the engine is asked now."""
+        """This request over chunks that were searched since it was made: the engine is asked now."""
         return replace(self, chunks=tuple(chunks), began_s=self.claim.elapsed_s())

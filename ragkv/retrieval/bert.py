@@ -99,9 +99,10 @@ class Bert:
     def _layer(self, hidden: Array, name: str) -> Array:
         """(S, E) through one layer: attention, then the feed-forward network."""
         parts = [self._linear(hidden, f"{name}.attention.self.{one}") for one in _HEADS]
+        # (H, S, D) each
         queries, keys, values = (
             part.reshape(len(hidden), self._heads, -1).transpose(1, 0, 2) for part in parts
-        )  # (H, S, D)
+        )
         scores = queries @ keys.transpose(0, 2, 1) / np.sqrt(np.float32(queries.shape[-1]))
         scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
         mixed = (scores / scores.sum(axis=-1, keepdims=True)) @ values

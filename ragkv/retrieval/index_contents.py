@@ -79,7 +79,7 @@ class IndexContents:
         return dict(self.file.rows(sql, (as_json(list(numbers)),)))
 
     def held(self, texts: Iterable[str]) -> set[str]:
-        """Those of `texts` that are passages of exactly this text."""
+        """The texts among `texts` that are the whole text of a passage."""
         by_hash = {digest(text): text for text in texts}
         sql = f"SELECT hash FROM texts WHERE hash IN (SELECT value FROM json_each(?)) AND {IN_USE}"
         return {by_hash[row[0]] for row in self.file.rows(sql, (as_json(list(by_hash)),))}

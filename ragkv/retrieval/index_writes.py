@@ -19,7 +19,7 @@ class IndexWrites:
     file: IndexFile
 
     def without_vectors(self, texts: Iterable[str]) -> list[str]:
-        """Those of `texts` that have no vectors, then all others in use that have none."""
+        """The texts without vectors: first those among `texts`, then all others in use."""
         sql = "SELECT 1 FROM texts WHERE hash = ? AND vectors IS NOT NULL"
         new = [text for text in texts if not self.file.value(sql, digest(text))]
         old = self.file.rows(f"SELECT text FROM texts WHERE vectors IS NULL AND {IN_USE}")

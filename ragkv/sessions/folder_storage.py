@@ -55,9 +55,8 @@ class FolderStorage(SessionStorage):
     # by id, the writes of states that are not on disk, which keep their sessions alive: all
     # sessions if there is no directory
     _kept_alive: dict[str, Callable[[], object]] = field(default_factory=dict, init=False)
-    _newest: dict[str, str] = field(
-        default_factory=dict, init=False
-    )  # by id, the version saved last
+    # by id, the version saved last
+    _newest: dict[str, str] = field(default_factory=dict, init=False)
     _versions: Iterator[int] = field(default_factory=partial(count, 1), init=False)
     _writing: threading.Lock = field(default_factory=threading.Lock, init=False)  # one at a time
     _writer: JobQueue[None] = field(

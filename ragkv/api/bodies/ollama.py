@@ -80,7 +80,7 @@ class OllamaRequest(Strict):
     keep_alive: float | str | None = None
 
     def as_chat(self, model_id: str) -> ChatRequest:
-        """The same request to /v1/chat/completions. Raises `RequestValidationError` and
+        """This request as one to /v1/chat/completions. Raises `RequestValidationError` and
         `ApiError`.
         """
         for name in NOT_OFFERED:

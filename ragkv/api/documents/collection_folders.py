@@ -147,8 +147,8 @@ class CollectionFolders:
         return [self._folder / name for name in self._folder_names() if name.startswith(_DELETED)]
 
     def unheld(self, texts: Iterable[str], names: Iterable[str] | None = None) -> set[str]:
-        """Those of `texts` that none of the collections has as a passage; `names` left out: of all
-        of them.
+        """The texts among `texts` that none of the collections has as a passage. `names` left out:
+        none of all collections.
         """
         left = set(texts)
         for name in (self.names() if names is None else names) if left else ():

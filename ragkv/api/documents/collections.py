@@ -316,7 +316,7 @@ class Collections(Closing):
         return iter(()) if key is None else self.folders.texts(key.path)
 
     def _opened(self) -> list[CollectionKey]:
-        """Those of the tenant's collections that are open."""
+        """The open collections of the tenant."""
         return [key for key in self._pool.opened() if self.folders.owns(key)]
 
     def _open(self, name: str, key: CollectionKey, param: str) -> Rag:

@@ -29,7 +29,7 @@ class MaskedRows:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Those of all rows of a pass, which are equal in all layers with the same window."""
+    """The masks of all rows of a pass, which are equal in all layers with the same window."""
 
     parts: tuple[MaskedRows, ...]
 
@@ -44,7 +44,7 @@ class Masks:
         )
 
     def narrowed(self, kept: torch.Tensor) -> "Masks | None":
-        """Those of the rows of ascending index `kept` (C,), with one launch; `None` if the masks
+        """The masks of the rows of ascending index `kept` (C,), with one launch; `None` if the masks
         are in several parts.
         """
         if len(self.parts) > 1:

@@ -29,8 +29,8 @@ from . import trial
 from .response_format import CallFormat, ResponseFormat
 
 KEPT_BYTES = 64 * MIB  # of compiled grammars that an engine keeps
-COMPILE_S = 1.0  # processor time of a grammar, at most ...
-COMPILE_BYTES = 64 * MIB  # ... and memory.
+COMPILE_S = 1.0  # processor time of compiling a grammar, at most
+COMPILE_BYTES = 64 * MIB  # memory of compiling a grammar, at most
 WAIT_S = 30.0  # that a busy machine may need for that
 # After a mask that took longer than `SLOW_S`, an answer's next one waits for its turn.
 SLOW_S = 0.01

@@ -119,7 +119,7 @@ class FileContent:
         return with_letters(unescaped(text, of_program))
 
     def bounded(self, texts: Iterable[str], size_bytes: int | None = None) -> Iterator[str]:
-        """The same texts. Raises `DocumentLimitError` once they are longer than the file allows.
+        """Yield `texts`. Raises `DocumentLimitError` once they are longer than the file allows.
 
         A small file can name a long text a thousand times. `size_bytes` is the size of the file
         when it is unpacked; `None`: it is not packed.

@@ -103,9 +103,8 @@ class FileReader:
         # `None` before the first new file
         self._linked: dict[str, str] | None = None
         self._gone: dict[str, list[str]] = {}  # digest of files that are gone -> their paths
-        self._moved_from: set[Path] = (
-            set()
-        )  # folders that are gone, whose files were found elsewhere
+        # folders that are gone, whose files were found elsewhere
+        self._moved_from: set[Path] = set()
         self.outcomes: list[FileOutcome] = []
         self.reports: list[IngestReport] = []
         self.deleted_entries = 0

@@ -270,9 +270,8 @@ class BackgroundEncoder:
             return
         with self.idle_time.encoding():
             (entry,) = self.encoder.chunks([wanted])
-        stored = self.store.stored_form(
-            entry
-        )  # takes a while, and a request may need the lock below
+        # takes a while, and a request may need the lock below
+        stored = self.store.stored_form(entry)
         with self._changed:  # so that it is not cancelled while it is put
             if self._current != wanted:  # deleted meanwhile
                 return

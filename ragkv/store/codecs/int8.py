@@ -51,9 +51,8 @@ class Int8Codec(Codec):
         values = layer[1].float()
         low, high = keys.aminmax(dim=1, keepdim=True)  # (G, 1, D); NaN if any number is NaN
         key_scale = ((high - low) / 255).clamp_min(_LEAST_SCALE)
-        value_scale = (values.abs().amax(dim=2, keepdim=True) / 127).clamp_min(
-            _LEAST_SCALE
-        )  # (G, T, 1)
+        # (G, T, 1)
+        value_scale = (values.abs().amax(dim=2, keepdim=True) / 127).clamp_min(_LEAST_SCALE)
         scales = torch.cat([part.flatten() for part in (key_scale, low, value_scale)])
         if not scales.isfinite().all():
             return None

@@ -84,4 +84,6 @@ class Policy(ABC):
         """
 
     def left(self, group: str, request: int) -> None:  # noqa: B027
-        """That request left the queue, served or given up. Ignored if no such request had joined."""
+        """A request of `group` left the queue, served or given up. Ignored if no such request had
+        joined.
+        """

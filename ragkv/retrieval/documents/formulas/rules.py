@@ -41,9 +41,8 @@ class FormulaElement:
     name: str
     attributes: Mapping[str, str]
     texts: list[str] = field(default_factory=list)
-    children: list[tuple[str, FormulaText]] = field(
-        default_factory=list
-    )  # by their names, in order
+    # by their names, in order
+    children: list[tuple[str, FormulaText]] = field(default_factory=list)
     said: dict[str, str] = field(default_factory=dict)  # by the properties beside them (OMML)
 
     def take_text(self) -> None:
