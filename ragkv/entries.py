@@ -38,7 +38,7 @@ class EncodeReport:
 
 @dataclass(eq=False)
 class DeletionWatch:
-    """Which entries were deleted since it was opened: they are not stored any more. Thread-safe."""
+    """Which entries were deleted since it was opened: they are not stored any more."""
 
     _deleted: set[EntryKey] = field(default_factory=set, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)

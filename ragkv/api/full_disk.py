@@ -56,7 +56,7 @@ def making_room(work: Callable[[], T], give_way: Callable[[], bool]) -> T:
 
 class Reserve:
     """Space on a disk for deletions alone. What is deleted is noted first, and a full disk takes no
-    note: without a reserve nothing could be deleted from it. Thread-safe.
+    note: without a reserve nothing could be deleted from it.
     """
 
     def __init__(self, folder: Path) -> None:

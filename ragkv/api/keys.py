@@ -208,7 +208,7 @@ class _Keys:
 
 
 class KeyRing:
-    """The keys of a running server, reread when the file changes. Thread-safe."""
+    """The keys of a running server, reread when the file changes."""
 
     def __init__(self, path: Path) -> None:
         """Raises `ConfigError` if the file exists and cannot be read."""

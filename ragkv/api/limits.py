@@ -52,7 +52,7 @@ class Window:
 
 
 class RateLimiter:
-    """The rates of all keys, in memory: a restart forgets them. Thread-safe."""
+    """The rates of all keys, in memory: a restart forgets them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

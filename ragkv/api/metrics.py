@@ -41,7 +41,7 @@ class TenantStats(NamedTuple):
 
 
 class Metrics:
-    """The metrics of one app. Thread-safe."""
+    """The metrics of one app."""
 
     def __init__(
         self,

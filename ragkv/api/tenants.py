@@ -127,7 +127,7 @@ class Tenant(Closing):
 
 
 class Tenants(Closing):
-    """The tenants of one server. Thread-safe."""
+    """The tenants of one server."""
 
     def __init__(
         self,

@@ -139,7 +139,7 @@ class WorkItems(Generic[T]):
         return self._first.pop() if self._first else await anext(self._items)
 
     def close(self) -> None:
-        """End the work. Twice is harmless."""
+        """End the work."""
         self._accepted.abandon()
         self._channel.stop_reading()
 

@@ -48,7 +48,7 @@ class ChatDocument:
 
 
 class ChunkCatalogue:
-    """Chunks by their text. Thread-safe."""
+    """Chunks by their text."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -155,9 +155,7 @@ class ChunkCatalogue:
 
 
 class Forms:
-    """The token ids of all forms, in a file next to the store, so that a restart forgets none.
-    Thread-safe.
-    """
+    """The token ids of all forms, in a file next to the store, so that a restart forgets none."""
 
     def __init__(self, engine: Engine) -> None:
         store = engine.config.store

@@ -45,9 +45,7 @@ class FoundConversation:
 
 
 class ConversationFinder:
-    """The conversations of one engine. Thread-safe. Asks a server for nothing before the first
-    request.
-    """
+    """The conversations of one engine. Asks a server for nothing before the first request."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -64,7 +64,7 @@ def key_of(passage: str) -> str:
 
 
 class PassageMatcher:
-    """Known passages and their places in a prompt. Thread-safe."""
+    """Known passages and their places in a prompt."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

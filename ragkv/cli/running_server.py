@@ -135,7 +135,7 @@ def request(
 
 
 class KeptServer:
-    """The server of a home, started when it is asked something while there is none. Thread-safe."""
+    """The server of a home, started when it is asked something while there is none."""
 
     def __init__(self, home: Path, model: str, settings: Path | None, idle_s: float) -> None:
         """The arguments are those of `start_server`."""

@@ -32,7 +32,7 @@ Clock = Callable[[], float]
 
 
 class SpeedMeter:
-    """A running mean of the bandwidth of this process's own reads. Thread-safe.
+    """A running mean of the bandwidth of this process's own reads.
 
     Bandwidth is bytes over the time in which at least one read was under way, whatever the number
     of connections. A measurement expires: a remote that is not read because it was slow would
@@ -80,7 +80,7 @@ class SpeedMeter:
 
 
 class Health:
-    """The circuit breaker of one remote, and the counts of its calls. Thread-safe."""
+    """The circuit breaker of one remote, and the counts of its calls."""
 
     def __init__(
         self,

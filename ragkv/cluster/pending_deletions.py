@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class PendingDeletions:
-    """The keys of pending deletions. Thread-safe."""
+    """The keys of pending deletions."""
 
     def __init__(self, path: Path | None) -> None:
         """Read the keys noted in `path`. With `None` they stay in memory, and a restart forgets

@@ -149,5 +149,5 @@ class RedisClient:
         self.client.connection_pool.disconnect(inuse_connections=False)
 
     def close(self) -> None:
-        """Release the connections. Twice is harmless."""
+        """Release the connections."""
         self.client.connection_pool.disconnect()

@@ -227,7 +227,7 @@ class RedisSessionStorage(SessionStorage):
         self.health.probe(lambda: self._exchange(self._server.client.ping))
 
     def close(self) -> None:
-        """Close the connections. Twice is harmless."""
+        """Close the connections."""
         self._server.close()
 
     def _saw(self, session_id: str, used_at: float) -> None:

@@ -34,7 +34,7 @@ LOOKUP_THREADS = 2  # Lookups have these threads of their own, so that they do n
 
 
 class RemoteReader:
-    """Looks heads up and fetches layer groups. Thread-safe."""
+    """Looks heads up and fetches layer groups."""
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ MOST_ROWS = 0.8
 
 @dataclass(eq=False)
 class Controller:
-    """The decisions of one engine. Holds no request's state."""
+    """The decisions of one engine."""
 
     present: PresentProfile
     methods: Methods  # how each request is to be computed

@@ -50,7 +50,7 @@ _Slices = dict[int, torch.Tensor]  # by index of the lease: the slice (2, G, T, 
 
 @dataclass(eq=False)
 class Readers(Closing):
-    """An engine's reader threads and their reusable buffers. Thread-safe.
+    """An engine's reader threads and their reusable buffers.
 
     Buffers are reused because the system fills fresh memory with zeros, page by page, at the first
     write. For a request that reads small slices the buffers are a third of the bytes it reads, and

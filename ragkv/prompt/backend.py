@@ -35,9 +35,7 @@ class StartedAnswer:
 
 
 class AnswerBackend(Protocol):
-    """Computes prompts that are laid out, and their answers. Holds no request's state; any number of
-    threads may call it.
-    """
+    """Computes prompts that are laid out, and their answers."""
 
     def check(self, request: Request) -> None:
         """Raise `UnsupportedError` for what it cannot do, before any work."""

@@ -35,7 +35,7 @@ MAX_LOGPROBS = 20
 
 
 class Intake:
-    """Checks for one model and one application. Holds no request's state."""
+    """Checks for one model and one application."""
 
     def __init__(
         self, model: SharedModel, runs: TemplateRuns, config: EngineConfig, methods: Methods

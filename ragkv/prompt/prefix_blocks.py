@@ -29,7 +29,7 @@ BLOCK_TOKENS = 32
 
 @dataclass(eq=False)
 class PrefixBlocks:
-    """The blocks of one engine's prompts. Thread-safe."""
+    """The blocks of one engine's prompts."""
 
     identity: Identity  # the engine's; its context does not count
     capacity_bytes: int

@@ -62,7 +62,7 @@ class Index(Closing):
         self._has_warned = False  # whether the log says that there is no embedder
 
     def close(self) -> None:
-        """Closes the file. Closing twice is harmless."""
+        """Closes the file."""
         self.texts.forget_vectors()
         self.file.close()
 

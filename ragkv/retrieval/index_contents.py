@@ -11,7 +11,7 @@ from .passages import Passage, read_passages
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IndexContents:
-    """What an index holds, as its file has it now. Thread-safe."""
+    """What an index holds, as its file has it now."""
 
     file: IndexFile
 

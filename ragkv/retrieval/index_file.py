@@ -21,7 +21,7 @@ IN_USE = "EXISTS (SELECT 1 FROM passages WHERE text_number = number)"
 
 
 class IndexFile(Closing):
-    """The connection to an index, its lock, and what SQLite's errors become. Thread-safe."""
+    """The connection to an index, its lock, and what SQLite's errors become."""
 
     def __init__(self, uri: str, directory: Path | None, read_only: bool) -> None:
         """Connects to the file `uri` in `directory`; `None`: in memory."""
@@ -104,7 +104,7 @@ class IndexFile(Closing):
         return value
 
     def close(self) -> None:
-        """Closes the connection. Closing twice is harmless."""
+        """Closes the connection."""
         with self._lock:
             self._connection.close()
 

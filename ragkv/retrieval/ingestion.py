@@ -58,7 +58,7 @@ class _Plan:
 
 @dataclass(eq=False)
 class Ingestion:
-    """What changes an index. Thread-safe."""
+    """What changes an index."""
 
     index: "Index"
     writes: IndexWrites  # to the file of the index

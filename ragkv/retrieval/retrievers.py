@@ -51,9 +51,7 @@ class ScoredText(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class IndexTexts:
-    """The distinct texts of an index as rankings read them, with their vectors in memory.
-    Thread-safe.
-    """
+    """The distinct texts of an index as rankings read them, with their vectors in memory."""
 
     file: IndexFile
     # of a revision

@@ -17,7 +17,7 @@ OVERHEAD_BYTES = 512
 
 
 class ByteCache(Generic[K, V]):
-    """The values that were used last. Thread-safe."""
+    """The values that were used last."""
 
     def __init__(self, limit_bytes: int) -> None:
         """Keys and values together take `limit_bytes` at most."""

@@ -16,7 +16,7 @@ class Closing(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release the resource. Twice is harmless."""
+        """Release the resource. A second call does nothing, as with every `close` of ragkv."""
 
     def __enter__(self) -> Self:
         return self

@@ -64,8 +64,8 @@ class NotStartedError(Exception):
 
 
 class LoneProcess(Closing):
-    """A process that does one piece of work after another. It starts with the first. Not for
-    several threads.
+    """A process that does one piece of work after another. It starts with the first. Not
+    thread-safe.
     """
 
     def __init__(self, name: str, preload: Sequence[str] = (), niceness: int = 0) -> None:
@@ -115,7 +115,7 @@ class LoneProcess(Closing):
         return found  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """End the process. Twice is harmless."""
+        """End the process."""
         if self._running is not None:
             process, channel = self._running
             self._running = None

@@ -36,8 +36,7 @@ class _Slot(Generic[V]):
 
 
 class OpenPool(Closing, Generic[K, V]):
-    """Open values by key. Thread-safe; values of other keys can be used while one is opened or
-    closed.
+    """Open values by key. Values of other keys can be used while one is opened or closed.
 
     A value in use is never closed, except when the whole pool is. If too many values are open, the
     pool looks at the group with the most values, and closes its value that was idle longest. So a

@@ -122,8 +122,8 @@ class Claim:
 
 
 class TimeShareQueue(Generic[T]):
-    """Waiting items. The next one is the oldest of the owner that used least. Not safe for threads,
-    but for `bool`.
+    """Waiting items. The next one is the oldest of the owner that used least. Not thread-safe,
+    except `bool`.
     """
 
     def __init__(self) -> None:

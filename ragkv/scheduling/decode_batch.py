@@ -82,7 +82,7 @@ class DecodeSlot(Closing):
         return max(0, rows - 1) if self._kv.takes_drafts else 0
 
     def close(self) -> None:
-        """Leave the batch: no step waits for this request any more. Twice is harmless."""
+        """Leave the batch: no step waits for this request any more."""
         self._batch._leave(self)
 
 

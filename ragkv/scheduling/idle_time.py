@@ -15,7 +15,7 @@ from .scheduler import Scheduler, SharedCompute
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdleTime:
-    """The time in which one engine's work that is no request may compute. All methods are thread-safe."""
+    """The time in which one engine's work that is no request may compute."""
 
     compute: SharedCompute  # of the model
     scheduler: Scheduler  # of the engine

@@ -75,7 +75,7 @@ class _Admission:
 
 
 class Scheduler:
-    """One engine's queue of requests. All methods are thread-safe."""
+    """One engine's queue of requests."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class HistoryBlocks:
-    """Which blocks are in use. All methods are thread-safe."""
+    """Which blocks are in use."""
 
     writer: BlockWriter
     storage: SessionStorage  # keeps the states of sessions

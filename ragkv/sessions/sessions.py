@@ -55,7 +55,7 @@ class SessionInfo:
 
 @dataclass(eq=False)
 class Sessions(Closing):
-    """The sessions of one engine. All methods are thread-safe.
+    """The sessions of one engine.
 
     Methods raise `SessionUnavailableError` if a state cannot be read, or if a storage that replicas
     share does not answer.
@@ -288,7 +288,7 @@ class Sessions(Closing):
         self.storage.flush()
 
     def close(self) -> None:
-        """Save what waits and stop. Twice is harmless."""
+        """Save what waits and stop."""
         with ExitStack() as used:  # the last one first
             used.callback(self.storage.close)
             used.callback(self.blocks.writer.close)

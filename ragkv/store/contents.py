@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """The entries in all tiers of a store. All methods are thread-safe."""
+    """The entries in all tiers of a store."""
 
     tiers: tuple[Tier, ...]  # fastest first
     copies: TierCopies  # between them

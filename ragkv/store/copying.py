@@ -32,9 +32,7 @@ REMEMBERED = 10_000  # So many deleted keys are remembered. An older lookup is n
 
 
 class TierCopies:
-    """One background thread for each tier, so that none waits for a server of another.
-    Thread-safe.
-    """
+    """One background thread for each tier, so that none waits for a server of another."""
 
     def __init__(self, tiers: Sequence[Tier], capacity_bytes: int) -> None:
         """The entries that wait for a tier have at most `capacity_bytes`."""
@@ -217,7 +215,7 @@ class TierCopies:
             thread.flush()
 
     def close(self) -> None:
-        """Finish the waiting jobs and stop. Twice is harmless."""
+        """Finish the waiting jobs and stop."""
         for thread in self._threads.values():
             thread.close()
 

@@ -15,9 +15,7 @@ from .tiers import Tier
 
 @dataclass(frozen=True, eq=False)
 class DurableTiers:
-    """The tiers that outlive the process; memory if there is no other. All methods are
-    thread-safe.
-    """
+    """The tiers that outlive the process; memory if there is no other."""
 
     tiers: tuple[Tier, ...]
     copies: TierCopies  # of the whole store

@@ -34,9 +34,7 @@ class Job(Generic[E]):
 
 @dataclass(eq=False)
 class JobQueue(Generic[E]):
-    """A bounded queue and its thread, which starts with the first job. All methods are
-    thread-safe.
-    """
+    """A bounded queue and its thread, which starts with the first job."""
 
     capacity_bytes: int
     name: str  # of the thread
@@ -137,7 +135,7 @@ class JobQueue(Generic[E]):
             self._changed.wait_for(lambda: all(one > now for one in self._rounds.values()))
 
     def close(self) -> None:
-        """Finish the waiting jobs and stop. Twice is harmless."""
+        """Finish the waiting jobs and stop."""
         with self._changed:
             self.is_closed = True
             self._changed.notify_all()

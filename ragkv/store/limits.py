@@ -10,7 +10,7 @@ from .tiers import Tier
 
 @dataclass(frozen=True, eq=False)
 class StoreLimits:
-    """Changes what the tiers of a store keep. All methods are thread-safe."""
+    """Changes what the tiers of a store keep."""
 
     tiers: tuple[Tier, ...]  # fastest first
     copies: TierCopies  # between them

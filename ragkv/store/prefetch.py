@@ -71,7 +71,7 @@ class _Queued:
 
 @dataclass(eq=False)
 class Prefetcher:
-    """The window over the queue. All methods are thread-safe."""
+    """The window over the queue."""
 
     tiers: Sequence[Tier]
     copies: TierCopies  # between these tiers
@@ -134,7 +134,7 @@ class Prefetcher:
         self._worker.flush()
 
     def close(self) -> None:
-        """Wait for a running fetch, then end the thread. Twice is harmless."""
+        """Wait for a running fetch, then end the thread."""
         self._closed = True
         self._worker.close()
 

@@ -152,15 +152,13 @@ class Store(Closing):
         self._copies.flush()
 
     def close(self) -> None:
-        """Write what waits and close every tier. Twice is harmless; leases stay readable until they
-        are closed.
-        """
+        """Write what waits and close every tier. Leases stay readable until they are closed."""
         self._unclosed.detach()
         self._close_parts()
 
 
 def _close(prefetcher: Prefetcher, copies: TierCopies, tiers: Sequence[Tier]) -> None:
-    """Write what waits, and close every tier. Twice is harmless."""
+    """Write what waits, and close every tier."""
     prefetcher.close()
     copies.close()
     for tier in tiers:

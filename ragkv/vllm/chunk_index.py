@@ -43,7 +43,7 @@ class Occurrence:
 
 class ChunkIndex:
     """The chunks that are stored on this machine, read anew when they are searched and the list is
-    old. Thread-safe.
+    old.
     """
 
     def __init__(self, read: Callable[[], Iterable[tuple[int, ...]]], refresh_s: float) -> None:

@@ -43,9 +43,7 @@ class Home(Closing):
 
 
 class Homes(Closing):
-    """The homes of all tenants, opened when they are asked for as `ragkv serve` has them.
-    Thread-safe.
-    """
+    """The homes of all tenants, opened when they are asked for as `ragkv serve` has them."""
 
     def __init__(self, engine: Engine, settings: ConnectorSettings) -> None:
         """`engine` is the unnamed tenant's; it is closed with this object."""

@@ -38,7 +38,7 @@ class CollectionKey(NamedTuple):
 
 
 class CollectionFolders:
-    """The folders of one tenant's collections. Thread-safe."""
+    """The folders of one tenant's collections."""
 
     def __init__(self, home: Path) -> None:
         """`home` is the tenant's directory."""

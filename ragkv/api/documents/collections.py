@@ -72,7 +72,7 @@ def collection_pool(limit: int) -> CollectionPool:
 
 
 class Collections(Closing):
-    """The collections of one tenant. Thread-safe."""
+    """The collections of one tenant."""
 
     def __init__(
         self,

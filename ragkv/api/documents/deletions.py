@@ -73,8 +73,8 @@ class Notes(NamedTuple):
 
 
 class DeletionJournal:
-    """The journal in one tenant's directory. Thread-safe. Raises `StoreError` if the file cannot be
-    read or written.
+    """The journal in one tenant's directory. Raises `StoreError` if the file cannot be read or
+    written.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -231,7 +231,7 @@ class DeletionFollower(Closing):
             self._write(settled)
 
     def close(self) -> None:
-        """Stop. Twice is harmless."""
+        """Stop."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()

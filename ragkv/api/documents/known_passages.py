@@ -35,7 +35,7 @@ class _Known:
 
 
 class KnownPassages:
-    """Keeps a matcher true to the collections of one tenant. Thread-safe."""
+    """Keeps a matcher true to the collections of one tenant."""
 
     def __init__(
         self, folders: CollectionFolders, matcher: PassageMatcher, limit_chars: int

@@ -38,7 +38,7 @@ _SAMPLE_TEXT = '{"a": [1, -2.5, true], "b c": {"d": "é \\" 漢"}}'
 
 
 class ConstraintTokenizer:
-    """One model's tokenizer as the compiler of grammars sees it. Thread-safe.
+    """One model's tokenizer as the compiler of grammars sees it.
 
     It is built at the first constrained answer, and shared by all engines on the model.
     """
@@ -177,7 +177,7 @@ class Grammar:
 
 
 class Grammars:
-    """Compiles forms, and keeps those that were used last. Thread-safe."""
+    """Compiles forms, and keeps those that were used last."""
 
     def __init__(self, tokenizer: ConstraintTokenizer) -> None:
         self._tokenizer = tokenizer

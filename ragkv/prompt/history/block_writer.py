@@ -38,7 +38,7 @@ SAVE_WAIT_S = 30.0
 
 @dataclass(eq=False)
 class BlockWriter:
-    """Stores blocks in the background. All methods are thread-safe."""
+    """Stores blocks in the background."""
 
     store: Store
     base: Identity  # the engine's; its context does not count
@@ -135,7 +135,7 @@ class BlockWriter:
             self.store.flush()
 
     def close(self) -> None:
-        """Store what waits and stop. Twice is harmless."""
+        """Store what waits and stop."""
         self.worker.close()
         if self.owns_store:
             self.store.close()

@@ -22,7 +22,7 @@ PARSE_BYTES = 2048 * MIB
 
 
 class LoneParser(Closing):
-    """A process that parses files. It starts with the first file. Not for several threads."""
+    """A process that parses files. It starts with the first file. Not thread-safe."""
 
     def __init__(self, seconds: float = PARSE_S, memory_bytes: int = PARSE_BYTES) -> None:
         self._bounds = Bounds(seconds, memory_bytes)
@@ -44,7 +44,7 @@ class LoneParser(Closing):
             ) from None
 
     def close(self) -> None:
-        """End the process. May be called twice."""
+        """End the process."""
         self._process.close()
 
 

@@ -216,7 +216,7 @@ class Corpus(Closing):
         return found
 
     def close(self) -> None:
-        """Close the index, and the engine that `open` made. May be called twice."""
+        """Close the index, and the engine that `open` made."""
         with self._closing:  # also if the index cannot be closed
             self.index.close()
 

@@ -28,7 +28,6 @@ _Ids = tuple[int, ...]  # the ids of a chunk whose entry is to be made
 @dataclass(eq=False)
 class BackgroundEncoder:
     """The chunks of one encoder that wait to be encoded, in the order in which they came.
-    Thread-safe.
 
     One thread begins a chunk while no request runs on the model, when a request needs it, or when
     it waited for `IDLE_PATIENCE_S`. First come those that requests missed, then those of new

@@ -73,9 +73,7 @@ def listed(root: Path) -> Iterator[EntryFile]:
 
 
 class EntryFiles:
-    """The files of a disk tier, which this process alone writes, and their ledger. All methods are
-    thread-safe.
-    """
+    """The files of a disk tier, which this process alone writes, and their ledger."""
 
     def __init__(self, root: Path, capacity_bytes: int, policy: Policy) -> None:
         """See `DiskTier`."""
@@ -151,7 +149,7 @@ class EntryFiles:
             return before - self.ledger.used_bytes
 
     def close(self) -> None:
-        """Give the directory back, after a running put. Twice is harmless."""
+        """Give the directory back, after a running put."""
         with self._writing:
             self.ledger.close()
             self._writer.release()

@@ -65,7 +65,7 @@ class Lease(Closing):
         self._heir = heir
 
     def close(self) -> None:
-        """The reader needs it no more. Twice is harmless."""
+        """The reader needs it no more."""
         heir = self._heir
         self._heir = None
         if heir is None:

@@ -53,9 +53,7 @@ class Group(Generic[P]):
 
 
 class Ledger(Generic[P]):
-    """What a tier holds. All methods are thread-safe. A caller holds `lock` to make several calls in
-    one step.
-    """
+    """What a tier holds. A caller holds `lock` to make several calls in one step."""
 
     def __init__(
         self,

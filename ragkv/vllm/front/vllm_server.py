@@ -55,7 +55,7 @@ class Step:
 
 
 class VllmServer(Closing):
-    """The client of one server. Thread-safe."""
+    """The client of one server."""
 
     def __init__(self, url: str, api_key: str = "", timeout_s: float = 120.0) -> None:
         """`timeout_s` is the longest time without a byte from the server. Raises
@@ -116,7 +116,7 @@ class VllmServer(Closing):
         return self._problem
 
     def close(self) -> None:
-        """Close every connection. Twice is harmless."""
+        """Close every connection."""
         with suppress(Exception):  # it is closed, or a connection does not close
             self._portal.start_task_soon(self._client.close).result(CONNECT_S)
             self._portal.call(self._portal.stop, True)
