@@ -130,6 +130,24 @@ def test_passages_beyond_the_limit_are_not_looked_for_and_the_notes_say_so(
     ]
 
 
+def test_passages_beyond_the_limit_are_looked_for_once_others_have_made_room(
+    talker: Engine, tmp_path: Path
+) -> None:
+    limits = LimitsConfig(known_chars=200)
+    with client_of(
+        app_on(talker, tmp_path, model=str(tmp_path / "talker"), limits=limits)
+    ) as client:
+        filled(client, "large", passages()[:5])
+        filled(client, "small", passages()[5:6])
+        messages = [{"role": "user", "content": passages()[5] + ASK}]
+        before = chat(client, messages, max_tokens=1)
+        client.delete("/v1/collections/large").raise_for_status()
+        after = chat(client, messages, max_tokens=1)
+    note = "Not looked for in messages: 1 passage; limits.known_chars is 200"
+    assert (chunks(before), note in before["ragkv"]["notes"]) == (0, True)
+    assert (chunks(after), after["ragkv"]["notes"]) == (1, [])
+
+
 def test_a_passage_that_another_process_stored_is_known_without_a_request(
     talk: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

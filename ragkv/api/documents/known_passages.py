@@ -71,7 +71,8 @@ class KnownPassages:
             self._forget(self._known.pop(key).keys.values())
         for key, state in states.items():
             known = self._known.setdefault(key, _Known())
-            if state is None or state == known.state:
+            has_room = known.unread and self._matcher.chars < self._limit  # others are gone
+            if state is None or (state == known.state and not has_room):
                 continue
             # another file has other numbers
             if known.state is not None and known.state.inode != state.inode:
