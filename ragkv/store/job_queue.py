@@ -71,6 +71,8 @@ class JobQueue(Generic[E]):
         """
 
         def fits() -> bool:
+            if not job.size_bytes:  # even while a job runs that is larger than the queue
+                return True
             waits_alone = wait_s > 0.0 and not self._pending_bytes
             return waits_alone or self._pending_bytes + job.size_bytes <= self.capacity_bytes
 

@@ -100,3 +100,15 @@ def test_a_flush_ends_when_the_jobs_it_waits_for_are_dropped() -> None:
     flushing.join(60)
     assert not flushing.is_alive()
     worker.close()
+
+
+def test_work_that_holds_no_memory_is_taken_while_the_queue_is_over_its_size() -> None:
+    may_end = threading.Event()
+    ran = []
+    worker = JobQueue[None](100, "worker")
+    assert worker.submit(Job(lambda: may_end.wait(60), size_bytes=101), wait_s=1.0)
+    assert not worker.submit(Job(lambda: ran.append("holds memory"), size_bytes=1))
+    assert worker.submit(Job(lambda: ran.append("holds none")))
+    may_end.set()
+    worker.close()
+    assert ran == ["holds none"]

@@ -10,7 +10,7 @@ from pkgutil import resolve_name
 from typing import NamedTuple
 
 from ragkv.config import SessionConfig
-from ragkv.errors import InputError
+from ragkv.errors import ConfigError, InputError
 from ragkv.registry import DISCARDING_LISTS
 
 from .history import History, PartKind, Ranges
@@ -104,11 +104,18 @@ def merged(ranges: Iterable[tuple[int, int]], length: int) -> Ranges:
 def fitted(history: History, room: int, settings: SessionConfig) -> tuple[History, str | None]:
     """The history cut to at most `room` tokens, or to none, and a note for the report if it was
     cut.
+
+    Raises `ConfigError` for a discarding list that drops nothing.
     """
     whole = len(history)
     room = max(0, room)
     while (length := len(history)) > room:
         history = history.without(_discarded(history, length - room, settings))
+        if len(history) == length:
+            raise ConfigError(
+                f"The discarding list {settings.discard!r} dropped nothing of a history of {length} "
+                f"tokens, of which at most {room} fit. It must drop at least one."
+            )
     if len(history) == whole:
         return history, None
     return history, f"history truncated: {whole - len(history)} of {whole} tokens dropped"

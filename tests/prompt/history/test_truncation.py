@@ -11,7 +11,7 @@ import torch
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import SessionConfig
-from ragkv.errors import InputError, PromptTooLongError
+from ragkv.errors import ConfigError, InputError, PromptTooLongError
 from ragkv.prompt.history import Block, History, Part, PartKind, fitted, merged
 from ragkv.prompt.history.truncation import View
 from ragkv.registry import DISCARDING_LISTS
@@ -105,6 +105,12 @@ class TestDroppedTokens:
             for sinks in (0, 3, 30):
                 settings = SessionConfig(sink_tokens=sinks, discard=discard)
                 assert len(fitted(history, room, settings)[0]) <= room
+
+    def test_a_list_that_drops_nothing_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Otherwise it would be asked again for ever."""
+        monkeypatch.setattr("ragkv.prompt.history.truncation.oldest", lambda view: [(0, 0)])
+        with pytest.raises(ConfigError, match="'oldest' dropped nothing of a history of 9 tokens"):
+            fitted(History((), tuple(range(9))), 3, SessionConfig(discard="oldest"))
 
     def test_truncation_drops_half_of_the_history_behind_four_sinks_at_a_time(self) -> None:
         history = History((), tuple(range(21)))
