@@ -264,6 +264,23 @@ class FairLock:
         finally:
             self.release()
 
+    @contextmanager
+    def hold_if_free(self) -> Iterator[bool]:
+        """Hold the lock inside the block, if no thread has it; whether this one has."""
+        with self._guard:
+            is_held = self._holder is None
+            if is_held:
+                wait = Wait()
+                self._waiting.begin(wait.owner)
+                self._grant(wait)
+        if is_held:
+            self._entering()
+        try:
+            yield is_held
+        finally:
+            if is_held:
+                self.release()
+
     def acquire(self, wait: Wait | None = None, check: Check = no_check) -> bool:
         """Wait for the lock. `True` once it is granted; `False` if `wait` was dismissed instead.
 

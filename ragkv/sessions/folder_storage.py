@@ -142,6 +142,8 @@ class FolderStorage(SessionStorage):
             except OSError as error:
                 why = f"cannot be deleted ({error.strerror})"
                 raise _unavailable(session_id, path, why) from error
+        else:
+            self._newest.pop(session_id, None)
         self._summaries.pop(session_id, None)
         self._kept_alive.pop(session_id, None)
 

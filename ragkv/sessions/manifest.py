@@ -107,7 +107,8 @@ def manifest_of(
             new_blocks.append([rows[key], block.start, block.stop])
         same_parts = _common(before.parts, history.parts)
         new_parts = [
-            [part.kind.value, part.tokens, part.turn, part.source]
+            # the fourth was a document, which nothing reads
+            [part.kind.value, part.tokens, part.turn, ""]
             for part in history.parts[same_parts:]
         ]
         histories.append([same_blocks, new_blocks, history.tail, same_parts, new_parts])
@@ -161,9 +162,7 @@ def state_of(
         ]
         if any(not 0 <= one.start <= one.stop <= len(one.token_ids) for one in blocks):
             raise ValueError("a block lies outside its entry")
-        parts = (
-            Part(PartKind(kind), tokens, turn, source) for kind, tokens, turn, source in new_parts
-        )
+        parts = (Part(PartKind(kind), tokens, turn) for kind, tokens, turn, _ in new_parts)
         before = History(
             (*before.blocks[:same_blocks], *blocks),
             tuple(tail),

@@ -5,13 +5,13 @@ replaces. `sessions.py` has all sessions of an engine.
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ragkv.errors import InputError, SessionUnavailableError
 from ragkv.prompt.history import REWINDABLE, History, SessionState, merged
-from ragkv.runtime import Check, acquired, no_check
+from ragkv.runtime import Check, FairLock, no_check
 
 if TYPE_CHECKING:
     from .sessions import Sessions
@@ -32,7 +32,7 @@ class Session:
     ) -> None:
         self.session_id = session_id
         self.saved = saved
-        self.lock = threading.Lock()
+        self.lock = FairLock()  # turns run in the order in which they came
         self.state = state
         self.notes = notes  # for the report of the next turn
         # guards `notes`, which a turn and the write of the turn before it change
@@ -42,12 +42,15 @@ class Session:
         self._write: Future[str | None] | None = None
         self.deleted = False
         self.sessions = sessions  # that made it, with the storage and the blocks
-        self._thread: int | None = None  # the thread that holds the session
-        # Guards `state` and `version`: a time to live may be set while a turn runs. A save to disk
-        # or a deletion holds it throughout, and who waits for a server never does.
-        self._changing = threading.RLock()
-        # held from before a state is saved or deleted until it is replaced: `set_ttl` may save, too
-        self._saving = nullcontext() if sessions.storage.shared else self._changing
+        # the thread that holds the session; None: none does, or its stream went to another thread
+        self._thread: int | None = None
+        # Guards `state`, `version` and the two fields below: a time to live may be set while a turn
+        # runs. A turn or a deletion holds it for no disk or server.
+        self._changing = threading.Lock()
+        self._is_replaced = (
+            False  # a new state is saved, or the state is deleted, before it changes
+        )
+        self._ttl_waits = False  # a time to live that was set meanwhile is to be saved after that
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -176,12 +179,12 @@ class Session:
         Raises `InputError` if the session was deleted, or if this thread holds it already: it would
         wait for itself.
         """
-        if self._thread == threading.get_ident() and self.lock.locked():
+        if self._thread == threading.get_ident():
             raise InputError(
                 f"Session {self.session_id!r} has an answer under way on this thread: finish or "
                 "close its stream first."
             )
-        with acquired(self.lock, check):
+        with self.lock.hold(check=check):
             self.check_exists()
             self._thread = threading.get_ident()
             try:
@@ -189,6 +192,13 @@ class Session:
                 yield
             finally:
                 self._thread = None
+
+    def continued(self) -> None:
+        """The stream that holds the session continues. If this is another thread than before, any
+        thread may be next: then `held` waits on every thread.
+        """
+        if self._thread != threading.get_ident():
+            self._thread = None
 
     def check_exists(self) -> None:
         """Raise `InputError` if the session was deleted."""
@@ -201,11 +211,9 @@ class Session:
         """Refresh a session that is only read. If a turn of it runs, the next one refreshes it.
         Raises `SessionUnavailableError`.
         """
-        if self.lock.acquire(blocking=False):
-            try:
+        with self.lock.hold_if_free() as is_held:
+            if is_held:
                 self._refresh()
-            finally:
-                self.lock.release()
 
     def commit(self, change: Callable[[SessionState], SessionState]) -> None:
         """Change the state, save it, and delete the blocks that no history has any more. The caller
@@ -213,13 +221,12 @@ class Session:
 
         If it raises, the state is unchanged.
         """
-        with self._saving:
-            before = self.state
+        with self._replacing() as before:
             state = replace(change(before), used_at=self.sessions.clock())
             if self.saved:
                 self._save(state)
             with self._changing:
-                if self.state.ttl_s != before.ttl_s:  # set while the server was waited for
+                if self.state.ttl_s != before.ttl_s:  # set while the storage was waited for
                     state = replace(state, ttl_s=self.state.ttl_s)
                 self.state = state
         blocks = self.sessions.blocks
@@ -227,15 +234,16 @@ class Session:
 
     def set_ttl(self, ttl_s: float | None) -> None:
         """Set the time to live, unless `ttl_s` is `None`."""
-        if ttl_s is None:  # nothing is waited for: a save may hold the guard for long
+        if ttl_s is None:
             return
         with self._changing:
             if self.deleted or ttl_s == self.state.ttl_s:
                 return
             self.state = replace(self.state, ttl_s=ttl_s)
-            # a server learns it with the next turn, and nothing is kept before the first one
-            if self.turns and not self.sessions.storage.shared:
-                self._save(self.state)
+            if self._is_replaced:  # nobody waits for that, and two saves would overtake each other
+                self._ttl_waits = True
+            else:
+                self._save_ttl()
 
     def load(self) -> None:
         """Take the state from the storage, if it has another one."""
@@ -245,7 +253,7 @@ class Session:
         with self._changing:
             self.state = found.state or self.sessions.empty(self.state.ttl_s)
             self.version = found.version
-            self.notes = found.notes
+        self.note(*found.notes)
 
     def _refresh(self) -> None:
         """Bring the held session up to date: another replica may have changed it, or it was
@@ -268,18 +276,41 @@ class Session:
         """Delete the turns of the held session, and the blocks that no other history has. If that
         raises, the session is as it was.
         """
-        # Without the guard `set_ttl` could save the turns again once the storage has deleted them.
-        with self._saving:
-            before = self.state
+        with self._replacing() as before:
             if self.saved:
                 self._delete_stored()
             with self._changing:
                 self.state = self.sessions.empty(self.state.ttl_s)
-                self.notes = ()
+        with self._noting:
+            self.notes = ()
         blocks = self.sessions.blocks
         # the end of a chat turn clears an unsaved one, and waits for no other session's blocks
         delete = blocks.delete_unused if self.saved else blocks.delete_unused_later
         delete(blocks.keys(before))
+
+    @contextmanager
+    def _replacing(self) -> Iterator[SessionState]:
+        """The state, which the block saves or deletes in the storage before it replaces it.
+
+        `set_ttl` saves nothing meanwhile: it could save turns again that the storage has deleted.
+        """
+        with self._changing:
+            self._is_replaced = True
+            before = self.state
+        try:
+            yield before
+        finally:
+            with self._changing:
+                self._is_replaced = False
+                if self._ttl_waits:
+                    self._ttl_waits = False
+                    self._save_ttl()
+
+    def _save_ttl(self) -> None:
+        """Save a time to live that was set. The caller holds `_changing`."""
+        # a server learns it with the next turn, and nothing is kept before the first one
+        if self.turns and not self.sessions.storage.shared:
+            self._save(self.state)
 
     def _save(self, state: SessionState) -> None:
         self.version, self._write = self.sessions.storage.save(self, state)

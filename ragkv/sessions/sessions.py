@@ -183,7 +183,7 @@ class Sessions(Closing):
         this process: quick.
         """
         session = self.live(session_id)
-        if session is not None and session.lock.locked():
+        if session is not None and session.lock.held:
             return True
         return not all(map(self.idle_too_long, self._last_used_first([session_id])))
 
@@ -246,7 +246,9 @@ class Sessions(Closing):
             new = idle - self._sweeping
             self._sweeping |= new
         for session_id in new:
-            self.blocks.writer.then(partial(self._clear_idle, session_id))
+            if not self.blocks.writer.then(partial(self._clear_idle, session_id)):
+                with self._lock:  # its thread could not begin: the next sweep tries again
+                    self._sweeping.discard(session_id)
 
     def _clear_idle(self, session_id: str) -> None:
         try:

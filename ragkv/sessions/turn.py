@@ -213,6 +213,7 @@ class Turn(Closing):
 
         Returns the event as the caller gets it.
         """
+        self._session.continued()
         if isinstance(event, Answer):
             return event.with_notes(*self.end(event.token_ids))
         if event.token_id is not None:
@@ -320,13 +321,9 @@ class Turn(Closing):
         """
         prompt = self._task.prompt
         given_answer = len(self._task.request.given_answer)
-        sources = [str(chunk.metadata.get("source", "")) for chunk in prompt.chunks]
         turn = len(self._before.turns)
         parts = [
-            *(
-                Part(PartKind.CHUNK, len(ids), turn, "" if at is None else sources[at])
-                for ids, at in prompt.body
-            ),
+            *(Part(PartKind.CHUNK, len(ids), turn) for ids, _ in prompt.body),
             Part(PartKind.QUESTION, len(prompt.tail) - given_answer, turn),
             Part(PartKind.ANSWER, given_answer, turn),
             Part(PartKind.ANSWER, answer, turn),

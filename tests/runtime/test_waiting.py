@@ -214,3 +214,13 @@ def test_a_dismissed_wait_does_not_enter() -> None:
     lock.dismiss([wait])
     thread.join(60)
     assert entered == [1]
+
+
+def test_a_free_lock_is_held_at_once_and_another_one_is_not_waited_for() -> None:
+    lock = FairLock()
+    with lock.hold_if_free() as is_held:
+        assert is_held and lock.is_mine
+        with lock.hold_if_free() as is_held_twice:
+            assert not is_held_twice
+        assert lock.held
+    assert not lock.held

@@ -261,7 +261,7 @@ class TestCancellation:
             assert self.was_cancelled
         until(lambda: held(engine) == NOTHING)
         session = engine.session("s")
-        assert (session.turns, session.lock.locked()) == (1, False)
+        assert (session.turns, session.lock.held) == (1, False)
         assert engine.answer(Q, [A, B], session, max_new_tokens=2).reuse.tokens > 0
         engine.flush()
         assert held(engine) == NOTHING
@@ -276,7 +276,7 @@ class TestCancellation:
     ) -> None:
         session = engine.session("s")  # the reference keeps the session object alive
         hold, waits = {
-            "behind a turn of its session": (session.lock, lambda: engine.parts.idle_time.busy),
+            "behind a turn of its session": (session.held(), lambda: engine.parts.idle_time.busy),
             "in the queue": (
                 engine.parts.scheduler.admitted(Claim()),
                 lambda: engine.stats().queue.waiting == 1,
@@ -289,7 +289,7 @@ class TestCancellation:
         with hold:
             thread = self.answer(engine, cancellation)
             until(waits)
-            if hold is session.lock:
+            if where == "behind a turn of its session":
                 # a request that waits for a session holds no slot
                 assert engine.stats().queue.admitted == 0
                 assert engine.prefill(Q, [A]).reuse.tokens

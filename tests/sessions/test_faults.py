@@ -353,7 +353,7 @@ class TestAbandonedTurn:
             def as_before() -> None:
                 engine.flush()
                 assert session.state == before
-                assert not session.lock.locked()
+                assert not session.lock.held
                 assert (files(tmp_path), pinned(engine)) == (blocks, 0)
                 assert engine.stats().store.tiers[0].entries == blocks
                 assert is_full_prefill(engine, session, 3, ratio=0.0).reuse.exact == 1 + with_kv(

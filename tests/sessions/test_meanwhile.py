@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 from ragkv import Engine
-from ragkv.errors import CancelledError, SessionUnavailableError, StoreError
+from ragkv.errors import CancelledError, InputError, SessionUnavailableError, StoreError
 from ragkv.prompt.history import BlockWriter
 from ragkv.sessions import Session, Sessions
 from ragkv.sessions.folder_storage import FolderStorage
 from ragkv.sessions.history_blocks import HistoryBlocks
+from ragkv.sessions.storage import StoredState
 from ragkv.store import Store
 from tests.faults import raising
-from tests.scheduling.helpers import begin
+from tests.scheduling.helpers import begin, until
 
 from .helpers import ask, files, is_full_prefill, question, talk
 
@@ -59,6 +60,84 @@ def test_a_time_to_live_that_is_set_during_a_deletion_saves_no_deleted_turn(
     engine.flush()
     assert not engine.sessions.storage.summaries()
     assert not list(tmp_path.glob("sessions/*.json")) and files(tmp_path) == 0
+
+
+@pytest.mark.parametrize(("act", "kept"), [("save", [50]), ("delete", [])])
+def test_who_sets_a_time_to_live_waits_for_no_turn_that_waits_for_the_disk(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, act: str, kept: list[int]
+) -> None:
+    session = talk(engine, turns=1)
+    engine.flush()
+    slow = getattr(FolderStorage, act)
+    waits, go_on = threading.Event(), threading.Event()
+
+    def wait_first(self: FolderStorage, *arguments: Any) -> Any:
+        monkeypatch.undo()
+        waits.set()
+        assert go_on.wait(60)
+        return slow(self, *arguments)
+
+    monkeypatch.setattr(FolderStorage, act, wait_first)
+    turn = begin(lambda: ask(engine, session, 1) if act == "save" else session.reset())
+    assert waits.wait(60)
+    setting = begin(lambda: engine.session("s", ttl_s=50))
+    setting.join(30)
+    is_waiting = setting.is_alive()
+    go_on.set()
+    turn.join(60)
+    assert not is_waiting
+    assert (session.turns, session.state.ttl_s) == (2 * len(kept), 50)
+    engine.flush()
+    assert [summary.ttl_s for summary in engine.sessions.storage.summaries()] == kept
+
+
+def test_turns_of_a_conversation_run_in_the_order_in_which_they_came(engine: Engine) -> None:
+    session = engine.session("s")
+    ran: list[int] = []
+
+    def change(number: int) -> None:
+        with session.held(lambda: None):
+            ran.append(number)
+
+    with session.held():
+        threads = []
+        for number in range(8):
+            threads.append(begin(change, number))
+            until(lambda: session.lock.waiting == len(threads))
+    for thread in threads:
+        thread.join(60)
+    assert ran == list(range(8))
+
+
+def test_a_stream_that_went_to_another_thread_keeps_the_first_one_waiting(engine: Engine) -> None:
+    session = talk(engine, turns=1)
+    stream = engine.stream(question(1), session=session, max_new_tokens=4, min_new_tokens=4)
+    next(stream)
+    with pytest.raises(InputError, match="on this thread"):
+        session.reset()
+    continuing = begin(lambda: next(stream))
+    continuing.join(60)
+    with pytest.raises(CancelledError):
+        session.reset(raising(CancelledError("waited")))
+    list(stream)
+    session.reset()
+    assert session.turns == 0
+
+
+@pytest.mark.parametrize("change", ["reset", "load"])
+def test_notes_change_while_nobody_else_changes_them(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    session = talk(engine, turns=1)
+    session.note("before")
+    found = StoredState(session.version, session.state, ("found",))
+    monkeypatch.setattr(FolderStorage, "load", lambda *_: found)
+    with session._noting:
+        thread = begin(getattr(session, change))
+        thread.join(0.3)
+        assert session.notes == ("before",)
+    thread.join(60)
+    assert session.notes == (("before", "found") if change == "load" else ())
 
 
 def test_who_only_opens_a_conversation_waits_for_no_save(engine: Engine) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from ragkv import Engine
 from ragkv.errors import CancelledError, InputError, SessionUnavailableError
+from ragkv.sessions.folder_storage import FolderStorage
 from tests.engine.helpers import A, B
 from tests.scheduling.helpers import until
 
@@ -71,7 +72,7 @@ class TestFork:
                 (lambda: session.reset(over), session),
                 (lambda: session.delete(over), session),
             ):
-                with held.lock, pytest.raises(CancelledError):
+                with held.lock.hold(), pytest.raises(CancelledError):
                     wait()
             assert (session.turns, other.turns) == (3, 0)
 
@@ -196,6 +197,21 @@ class TestDelete:
                 ask(engine, session, 3)
             assert engine.session("s").turns == 0
 
+    def test_nothing_is_remembered_of_deleted_conversations_in_memory(self) -> None:
+        with engine_at(None) as engine:
+            storage = engine.sessions.storage
+            assert isinstance(storage, FolderStorage)
+            empty = {
+                name: len(kept)
+                for name, kept in vars(storage).items()
+                if isinstance(kept, dict | set)
+            }
+            for name in "abc":
+                talk(engine, name, turns=1)
+            assert len(storage._newest) == 3
+            engine.sessions.delete_all("abc")
+            assert empty == {name: len(getattr(storage, name)) for name in empty}
+
     def test_reset_deletes_every_turn_and_the_session_stays_usable(self, tmp_path: Path) -> None:
         with engine_at(tmp_path) as engine:
             session = talk(engine)
@@ -295,7 +311,9 @@ class TestTtl:
             talk(engine, "idle")
             engine.flush()
             jobs: list[Any] = []
-            monkeypatch.setattr(engine.sessions.blocks.writer, "then", jobs.append)
+            monkeypatch.setattr(
+                engine.sessions.blocks.writer, "then", lambda job: not jobs.append(job)
+            )
             for _ in range(3):  # the writer is busy, so no job of these is done
                 clock.now += 11
                 engine.sessions.sweep()
@@ -308,6 +326,22 @@ class TestTtl:
             engine.sessions.sweep()
             engine.flush()
             assert engine.sessions.list() == () and files(tmp_path) == 0
+
+    def test_an_idle_conversation_that_the_writer_refuses_is_cleared_by_the_next_sweep(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with engine_at(tmp_path, session=dict(ttl_s=10.0)) as engine:
+            clock = Clock(engine)
+            talk(engine, "idle")
+            engine.flush()
+            clock.now += 11
+            with monkeypatch.context() as patch:
+                patch.setattr(engine.sessions.blocks.writer, "then", lambda _: False)
+                engine.sessions.sweep()
+            clock.now += 11
+            engine.sessions.sweep()
+            engine.flush()
+            assert files(tmp_path) == 0
 
     def test_a_session_does_not_expire_while_one_of_its_turns_runs(self, tmp_path: Path) -> None:
         with engine_at(tmp_path, session=dict(ttl_s=10.0)) as engine:

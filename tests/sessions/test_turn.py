@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ragkv import Chunk, Engine, PromptConfig
+from ragkv import Engine, PromptConfig, Text
 from ragkv.prompt.template import TemplateRuns
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, close, full_prefill, text_engine
@@ -170,18 +170,17 @@ def test_the_templates_tokens_between_turns_are_computed_by_the_next_turn() -> N
 
 def test_parts_say_the_kind_of_every_token_of_a_history(engine: Engine) -> None:
     session = engine.session("s")
-    chunks = [Chunk(tuple(A), metadata={"source": "a.md"}), engine.chunk(B)]
+    chunks = [engine.chunk(A), Text(tuple(C), "between"), engine.chunk(B)]
     ask(engine, session, 0, chunks)
     ask(engine, session, 1)
-    parts = [
-        (part.kind.value, len(part), part.turn, part.source) for part in session.state.history.parts
-    ]
+    parts = [(part.kind.value, len(part), part.turn) for part in session.state.history.parts]
     assert parts == [
-        ("chunk", len(A), 0, "a.md"),
-        ("chunk", len(B), 0, ""),
-        ("question", 5, 0, ""),
-        ("answer", 4, 0, ""),
-        ("question", 5, 1, ""),
-        ("answer", 4, 1, ""),
+        ("chunk", len(A), 0),
+        ("chunk", len(C), 0),
+        ("chunk", len(B), 0),
+        ("question", 5, 0),
+        ("answer", 4, 0),
+        ("question", 5, 1),
+        ("answer", 4, 1),
     ]
     assert sum(len(part) for part in session.state.history.parts) == len(session.token_ids)

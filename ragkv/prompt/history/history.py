@@ -35,7 +35,6 @@ class Part:
     kind: PartKind
     tokens: int
     turn: int = 0  # 0 is the conversation's first turn
-    source: str = ""  # of a chunk: its document
 
     def __len__(self) -> int:
         return self.tokens
