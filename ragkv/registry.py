@@ -27,7 +27,6 @@ CODECS = {
 
 # What a full memory or disk tier evicts: classes of `Policy`.
 POLICIES = {
-    "et-lru": "ragkv.store.policies.et_lru:ETLRU",
     "lookahead": "ragkv.store.policies.lru:LookAhead",
     "lru": "ragkv.store.policies.lru:LRU",
     "t-lru": "ragkv.store.policies.t_lru:TLRU",

@@ -2,6 +2,7 @@
 runs. No torch here.
 """
 
+from .conversation_model import TraceSettings
 from .policies import ALL_POLICIES, SIMULATOR_ONLY, make_any_policy
 from .replay import (
     Replay,
@@ -27,6 +28,7 @@ __all__ = [
     "ShareGPTLike",
     "Trace",
     "TraceRow",
+    "TraceSettings",
     "load_trace",
     "policy_for",
     "read_rows",

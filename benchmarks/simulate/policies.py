@@ -1,7 +1,8 @@
 """Policies that only the simulator runs: baselines of the papers' tables, and offline bounds, which
 know the future.
 
-FIFO is a baseline of CachedAttention (section 4.3.3), Threshold-LRU of the T-LRU paper. The bounds
+FIFO is a baseline of CachedAttention (section 4.3.3), Threshold-LRU of the T-LRU paper. That paper's
+ET-LRU (`et_lru.py`) loses to LRU where the store is large (docs/research/policies.md). The bounds
 are Belady's furthest-in-future rule, tail-optimized Belady (theorem 1), and T-LRU that knows which
 conversations do not return, or also the next turn's lengths (figure 5).
 """
@@ -22,9 +23,10 @@ from ragkv.store.policies import (
     TurnSize,
     check_settings,
 )
-from ragkv.store.policies.conversation_model import Departed
 from ragkv.store.policies.lru import LookAhead, Ranking
-from ragkv.store.policies.t_lru import TLRU
+from ragkv.store.policies.t_lru import TLRU, Departed
+
+from .et_lru import ETLRU
 
 
 class FIFO(LRU):
@@ -190,6 +192,7 @@ class LengthAware(TLRU):
 SIMULATOR_ONLY: dict[str, type[Policy]] = {
     "belady": Belady,
     "end-aware": EndAware,
+    "et-lru": ETLRU,
     "fifo": FIFO,
     "length-aware": LengthAware,
     "tail-belady": TailBelady,

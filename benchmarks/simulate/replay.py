@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ragkv.config import at_least
-from ragkv.store.policies import Policy, PolicySettings
+from ragkv.store.policies import Policy
 
+from .conversation_model import TraceSettings
 from .policies import make_any_policy
 from .prefix_tier import OnEvict, PrefixTier
 from .readers import read_published
@@ -116,7 +117,7 @@ def policy_for(name: str, trace: Trace, setting: ReplaySetting) -> Policy:
     model's rates.
     """
     turns, ends = trace.rates
-    settings = PolicySettings(
+    settings = TraceSettings(
         xi_blocks=setting.xi_blocks,
         block_tokens=trace.block_tokens,
         new_blocks=trace.expected_new_blocks,

@@ -293,7 +293,7 @@ def test_the_policies_threshold_is_what_the_profile_computes_within_the_target(
 ) -> None:
     """A token takes 25 ms, so 1,000 ms are 40 tokens: two blocks of 16."""
     given = dict(xi_tokens=48) if target_ms is None else dict(ttft_target_ms=target_ms)
-    store = StoreConfig(directory=str(tmp_path), policy="et-lru", **given)
+    store = StoreConfig(directory=str(tmp_path), policy="t-lru", **given)
     # what keeps conversations is told: the store, or one of their own
     for own in (None, str(tmp_path / "own")):
         settings = EngineConfig(

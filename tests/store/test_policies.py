@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.simulate import ALL_POLICIES, SIMULATOR_ONLY, make_any_policy
+from benchmarks.simulate import ALL_POLICIES, SIMULATOR_ONLY, TraceSettings, make_any_policy
 from ragkv.config import EngineConfig, StoreConfig
 from ragkv.errors import ConfigError
 from ragkv.store import Policy, make_policy, open_store
 from ragkv.store.policies import PolicySettings, TurnSize
-from ragkv.store.policies.conversation_model import RECENT_GAPS, Departed, ReturnGaps
+from ragkv.store.policies.t_lru import RECENT_GAPS, Departed, ReturnGaps
 
 NAMES = sorted(ALL_POLICIES)
 
@@ -122,7 +122,7 @@ def test_a_new_threshold_counts_from_the_next_turn_on(name: str) -> None:
     """What a policy evicts after `retarget` is what one with that threshold from the beginning
     evicts.
     """
-    settings = PolicySettings(xi_blocks=1, new_blocks=1, new_blocks_seen=(1,))
+    settings = TraceSettings(xi_blocks=1, new_blocks=1, new_blocks_seen=(1,))
     changed = make_any_policy(name, settings)
     other = make_any_policy(name, replace(settings, xi_blocks=5))
     changed.retarget(5)
@@ -137,10 +137,10 @@ def test_a_new_threshold_counts_from_the_next_turn_on(name: str) -> None:
 @pytest.mark.parametrize(
     ("store", "said"),
     [
-        (dict(policy="et-lru"), "needs store.ttft_target_ms"),
+        (dict(policy="t-lru"), "needs store.ttft_target_ms"),
         (dict(ttft_target_ms=200.0, xi_tokens=1), "takes the place of"),
         (dict(ttft_target_ms=0.0), "more than 0"),
-        (dict(policy="et-lru", xi_tokens=255), "less than session.block_tokens"),
+        (dict(policy="t-lru", xi_tokens=255), "less than session.block_tokens"),
     ],
 )
 def test_a_threshold_without_effect_is_refused(store: dict[str, Any], said: str) -> None:
@@ -158,7 +158,7 @@ class TestLearning:
     def test_departed_forgets_the_groups_that_left_first_beyond_its_bound(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("ragkv.store.policies.conversation_model.MOST_DEPARTED", 3)
+        monkeypatch.setattr("ragkv.store.policies.t_lru.MOST_DEPARTED", 3)
         forgotten: list[str] = []
         departed = Departed(forgotten.append)
         for group in "abcad":

@@ -34,14 +34,11 @@ class TurnSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
-    """Settings of all policies; each policy reads those it needs. What is None is learned from the
-    turns seen. `check_settings` refuses what no policy can have.
+    """Settings of all policies; each policy reads those it needs. `check_settings` refuses what no
+    policy can have.
     """
 
     xi_blocks: int = 0  # latency threshold: blocks that may be computed within the TTFT target
     block_tokens: int = 16  # B
-    new_blocks: int | None = None  # Q^: blocks the next turn is expected to add
-    new_blocks_seen: tuple[int, ...] = ()  # a sample of Q, for its distribution; (): learned
-    # lambda of the paper's model: turns of a living conversation
-    turn_rate_per_s: float | None = None
-    end_rate_per_s: float | None = None  # mu of the paper's model: deaths of a living conversation
+    # Q^: blocks the next turn is expected to add; None: learned from the turns
+    new_blocks: int | None = None

@@ -6,13 +6,40 @@ Q^ - xi` blocks of a conversation does not shorten the tail, and blocks beyond t
 As printed, the algorithm frees one block more (`>=`) and may go below zero. We do neither.
 """
 
-from collections import OrderedDict
-from collections.abc import Container
+from bisect import bisect_right, insort
+from collections import OrderedDict, deque
+from collections.abc import Callable, Container
 
 from .base import Eviction
-from .conversation_model import Departed, ReturnGaps
 from .inputs import PolicySettings, TurnSize
 from .lru import LRU, first_unpinned
+
+MOST_DEPARTED = 100_000  # So many groups that have left are remembered.
+RECENT_GAPS = 1024  # So many return gaps are remembered.
+
+
+class Departed:
+    """The last `MOST_DEPARTED` groups of which nothing is held; calls `forget` for those that left
+    earlier.
+
+    What a policy knows of a group outlives its blocks. A turn is reported before its blocks come,
+    and a refused block leaves its group empty. The next block must still be judged by that turn.
+    """
+
+    def __init__(self, forget: Callable[[str], None]) -> None:
+        self._forget = forget
+        self._groups: OrderedDict[str, None] = OrderedDict()
+
+    def add(self, group: str) -> None:
+        """Nothing of `group` is held now."""
+        self._groups[group] = None
+        self._groups.move_to_end(group)
+        if len(self._groups) > MOST_DEPARTED:
+            self._forget(self._groups.popitem(last=False)[0])
+
+    def discard(self, group: str) -> None:
+        """Something of `group` is held again."""
+        self._groups.pop(group, None)
 
 
 class TLRU(LRU):
@@ -93,6 +120,26 @@ class ExpectedNewBlocks:
             self._sum += turn.prompt - turn.shared
             self._count += 1
             self.blocks = -(-self._sum // self._count)
+
+
+class ReturnGaps:
+    """The most recent return gaps, in seconds, and their quantiles."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    def add(self, gap: float) -> None:
+        """One more conversation returned after `gap` seconds."""
+        self._recent.append(gap)
+        insort(self._sorted, gap)
+        if len(self._recent) > RECENT_GAPS:
+            del self._sorted[bisect_right(self._sorted, self._recent.popleft()) - 1]
+
+    def quantile(self, share: float) -> float:
+        """The gap that `share` of the gaps do not exceed; infinite while none is known."""
+        count = len(self._sorted)
+        return self._sorted[min(count - 1, int(share * count))] if count else float("inf")
 
 
 class GuardedTLRU(TLRU):

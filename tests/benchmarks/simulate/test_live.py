@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.simulate import ALL_POLICIES, Trace, make_any_policy, replay
+from benchmarks.simulate import ALL_POLICIES, Trace, TraceSettings, make_any_policy, replay
 from benchmarks.simulate.live import LiveTier
 from benchmarks.simulate.policies import Trimming
 from ragkv.store.policies import PolicySettings
@@ -22,7 +22,7 @@ BY_BLOCK = sorted(
 def test_a_live_tier_trims_histories_to_the_prefixes_of_the_simulator(name: str) -> None:
     for seed in range(12):
         trace = Trace.of(random_rows(seed, contracting=False), 16)
-        settings = PolicySettings(
+        settings = TraceSettings(
             xi_blocks=3,
             new_blocks=trace.expected_new_blocks,
             new_blocks_seen=tuple(trace.new_blocks),

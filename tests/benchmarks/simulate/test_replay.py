@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.queueing import SessionTier
-from benchmarks.simulate import ALL_POLICIES, Trace, TraceRow, make_any_policy, replay
+from benchmarks.simulate import (
+    ALL_POLICIES,
+    Trace,
+    TraceRow,
+    TraceSettings,
+    make_any_policy,
+    replay,
+)
 from benchmarks.simulate.policies import ThresholdLRU
 from ragkv.store.policies import Policy, PolicySettings
 
@@ -24,7 +31,7 @@ def short_conversations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def policy_for(name: str, trace: Trace, xi: int) -> Policy:
-    settings = PolicySettings(
+    settings = TraceSettings(
         xi_blocks=xi,
         block_tokens=BLOCK_TOKENS,
         new_blocks=trace.expected_new_blocks,

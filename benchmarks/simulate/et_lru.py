@@ -15,10 +15,11 @@ from collections.abc import Container
 from math import inf, log
 from typing import NamedTuple
 
-from .base import Eviction, Policy
-from .conversation_model import Departed, ModelLearner
-from .inputs import PolicySettings, TurnSize
-from .lru import Rank, Ranking
+from ragkv.store.policies import Eviction, Policy, PolicySettings, TurnSize
+from ragkv.store.policies.lru import Rank, Ranking
+from ragkv.store.policies.t_lru import Departed
+
+from .conversation_model import ModelLearner, TraceSettings
 
 
 class _GroupState(NamedTuple):
@@ -38,7 +39,8 @@ class ETLRU(Policy):
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         super().__init__(settings)
-        self._learner = ModelLearner(self.settings)
+        known = settings if isinstance(settings, TraceSettings) else TraceSettings()
+        self._learner = ModelLearner(known)
         self._model = self._learner.model
         self._known: dict[str, _GroupState] = {}
         # group -> blocks, the most recently used last

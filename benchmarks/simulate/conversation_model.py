@@ -1,64 +1,24 @@
-"""Statistics of conversations that policies need: which have left, return gaps, and the rates and Q
-of the T-LRU paper.
+"""The birth-death model of conversations (T-LRU paper): its rates and Q, given or learned.
 
-In the T-LRU paper's birth-death model a living conversation has turns at rate lambda and dies at
-rate mu. Then an observed return gap has mean 1 / (lambda + mu). A turn has a successor with
-probability lambda / (lambda + mu). Both are estimated from the turns seen.
+A living conversation has turns at rate lambda and dies at rate mu. Then an observed return gap has
+mean 1 / (lambda + mu). A turn has a successor with probability lambda / (lambda + mu). Both are
+estimated from the turns seen.
 """
 
-from bisect import bisect_left, bisect_right, insort
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass
 
-from .inputs import PolicySettings, TurnSize
-
-MOST_DEPARTED = 100_000  # So many groups that have left are remembered.
-RECENT_GAPS = 1024  # So many return gaps are remembered.
+from ragkv.store.policies import PolicySettings, TurnSize
 
 
-class Departed:
-    """The last `MOST_DEPARTED` groups of which nothing is held; calls `forget` for those that left
-    earlier.
+@dataclass(frozen=True, slots=True)
+class TraceSettings(PolicySettings):
+    """What a trace tells of its conversations; what is None or empty is learned from the turns."""
 
-    What a policy knows of a group outlives its blocks. A turn is reported before its blocks come,
-    and a refused block leaves its group empty. The next block must still be judged by that turn.
-    """
-
-    def __init__(self, forget: Callable[[str], None]) -> None:
-        self._forget = forget
-        self._groups: OrderedDict[str, None] = OrderedDict()
-
-    def add(self, group: str) -> None:
-        """Nothing of `group` is held now."""
-        self._groups[group] = None
-        self._groups.move_to_end(group)
-        if len(self._groups) > MOST_DEPARTED:
-            self._forget(self._groups.popitem(last=False)[0])
-
-    def discard(self, group: str) -> None:
-        """Something of `group` is held again."""
-        self._groups.pop(group, None)
-
-
-class ReturnGaps:
-    """The most recent return gaps, in seconds, and their quantiles."""
-
-    def __init__(self) -> None:
-        self._recent: deque[float] = deque()
-        self._sorted: list[float] = []
-
-    def add(self, gap: float) -> None:
-        """One more conversation returned after `gap` seconds."""
-        self._recent.append(gap)
-        insort(self._sorted, gap)
-        if len(self._recent) > RECENT_GAPS:
-            del self._sorted[bisect_right(self._sorted, self._recent.popleft()) - 1]
-
-    def quantile(self, share: float) -> float:
-        """The gap that `share` of the gaps do not exceed; infinite while none is known."""
-        count = len(self._sorted)
-        return self._sorted[min(count - 1, int(share * count))] if count else float("inf")
+    new_blocks_seen: tuple[int, ...] = ()  # a sample of Q, for its distribution
+    turn_rate_per_s: float | None = None  # lambda: turns of a living conversation
+    end_rate_per_s: float | None = None  # mu: deaths of a living conversation
 
 
 @dataclass(frozen=True)
@@ -84,7 +44,7 @@ class ModelLearner:
 
     EVERY = 512  # turns between two updates of the model
 
-    def __init__(self, settings: PolicySettings) -> None:
+    def __init__(self, settings: TraceSettings) -> None:
         self._settings = settings
         self._turns = self._returns = 0
         self._gaps_s = 0.0
