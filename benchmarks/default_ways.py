@@ -153,7 +153,7 @@ STUDIES = {
             _DEFAULT,
             _asked("asked to the last layer", Attention((0.5, 1.0))),
             _asked("asked below .73", Attention((0.5, 0.73))),
-            _asked("nothing recomputed", "none"),
+            _asked("nothing recomputed", "attention", 0.0),
         ),
     ),
     "asked at .05": Study(
@@ -162,7 +162,7 @@ STUDIES = {
         (
             _SMALLER,
             _asked("asked to the last layer, at .05", Attention((0.5, 1.0)), 0.05),
-            _asked("nothing recomputed", "none"),
+            _asked("nothing recomputed", "attention", 0.0),
         ),
     ),
     "leading": Study(

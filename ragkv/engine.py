@@ -10,8 +10,8 @@ run one after another.
 
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import Any, Self, Unpack
 
@@ -27,6 +27,7 @@ from .prompt import (
     ChunkLike,
     PrefilledPrompt,
     PrefillOptions,
+    PromptReport,
     Request,
     SharedModel,
     StartedAnswer,
@@ -123,7 +124,11 @@ class Engine(Closing):
         `InputError`, `PromptTooLongError`, `QueueFullError`, `DeadlineError` and `CancelledError`;
         then everything the request held is released and its session is as it was.
         """
-        yield from self.events(self.request(question, chunks, **options), session)
+        request = self.request(question, chunks, **options)
+        with closing(self.events(request, session)) as events:
+            for event in events:
+                if not isinstance(event, PromptReport):
+                    yield event
 
     def request(
         self,
@@ -146,11 +151,14 @@ class Engine(Closing):
             self.settle(request.claim)
         return answer
 
-    def events(self, request: Request, session: Session | None = None) -> AnswerEvents:
-        """What `stream` yields, for a request that was made before."""
+    def events(
+        self, request: Request, session: Session | None = None
+    ) -> Generator[PromptReport | TokenEvent | Answer, None, None]:
+        """The report of the prompt once it is computed, then what `stream` yields, for a request that
+        was made before.
+        """
         with self._started(request, session) as (turn, answer):
-            if request.on_prefill is not None:
-                request.on_prefill(answer.report)
+            yield answer.report
             for event in answer.events:
                 if isinstance(event, TokenEvent):  # a complete answer is handed out even later
                     request.claim.check()

@@ -85,9 +85,7 @@ def test_the_engines_methods_keep_their_parameters() -> None:
     assert parameters("append") == ["session", "question", "answer", "chunks", "options"]
     options = {"ratio", "selector", "reuse", "separator", "deadline_s", "cancel", "raw", "title"}
     assert set(PrefillOptions.__annotations__) == options | {"claim"}
-    assert {"max_new_tokens", "stop", "seed", "on_prefill", "temperature"} < set(
-        AnswerOptions.__annotations__
-    )
+    assert {"max_new_tokens", "stop", "seed", "temperature"} < set(AnswerOptions.__annotations__)
     for name in ("answer", "session", "stats", "close"):
         assert callable(getattr(ragkv.Engine, name))
     for name in ("encode", "delete"):

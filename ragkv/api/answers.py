@@ -119,28 +119,29 @@ class AnswerJob:
 
         The answer comes when its turn is on disk, and the session is free by then.
         """
-        prefills: list[PromptReport] = []
+        report: PromptReport | None = None
         answer: Answer | None = None
         tokens = 0
         options["claim"] = self.claim
-        options["on_prefill"] = prefills.append
         options["title"] = self.title
-        events = self.tenant.engine.stream(question, chunks, session, **options)
+        engine = self.tenant.engine
+        events = engine.events(engine.request(question, chunks, **options), session)
         try:
             for event in events:
-                if prefills and not tokens and answer is None:
-                    yield prefills[0]
                 if isinstance(event, Answer):
                     answer = event
+                    continue
+                if isinstance(event, PromptReport):
+                    report = event
                 else:
                     tokens += 1
-                    yield event
+                yield event
         finally:
             events.close()
-            if prefills:
+            if report is not None:
                 tokens = tokens if answer is None else len(answer.token_ids)
-                timing = prefills[0].timing if answer is None else answer.timing
-                self.call.record_answer(timing, prefills[0].reuse, tokens)
+                timing = report.timing if answer is None else answer.timing
+                self.call.record_answer(timing, report.reuse, tokens)
         assert answer is not None  # every stream ends with one
         unsaved = None if session is None else session.wait_saved(SAVE_S)
         yield answer.with_notes(unsaved) if unsaved else answer

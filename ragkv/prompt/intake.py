@@ -146,7 +146,6 @@ class Intake:
             logprobs=logprobs,
             grammar=None if form is None else self._compiled(form, request),
             sampling=sampling,
-            on_prefill=options.get("on_prefill"),
         )
 
     def _compiled(self, form: ResponseFormat, request: Request) -> "Grammar":

@@ -1,7 +1,7 @@
 """A request as values: its options, the checked and tokenized request, and its prompt's report."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypedDict
 
@@ -111,7 +111,6 @@ class AnswerOptions(PrefillOptions, total=False):
     logprobs: int | None
     # the form that the answer must have (docs/api.md)
     response_format: ResponseFormat | None
-    on_prefill: Callable[[PromptReport], None] | None  # called before the first token
     # The fields of `ragkv.model.decode.sampling.Sampling`, where each has its range. Greedy unless
     # one of them samples.
     temperature: float | None
@@ -144,7 +143,6 @@ class Request:
     title: str = ""
     grammar: "Grammar | None" = None  # constrains the answer
     sampling: Sampling = GREEDY
-    on_prefill: Callable[[PromptReport], None] | None = None
 
     def over(self, chunks: Iterable[Chunk]) -> "Request":
         """This request over chunks that were searched since it was made: the engine is asked now."""

@@ -11,6 +11,8 @@ import torch
 
 from ragkv import Answer, Engine, TokenEvent
 from ragkv.errors import CancelledError
+from ragkv.prompt import PrefilledPrompt, Task
+from ragkv.prompt.prefill import Prefiller
 from tests import tiny_models
 from tests.scheduling.helpers import until
 from tests.toy_tokenizers import EOS
@@ -163,16 +165,20 @@ def _cancelled(engine: Engine, **how: Any) -> None:
 
 @pytest.mark.parametrize("ask", [_answered, _abandoned, _cancelled])
 def test_the_kv_of_a_request_is_freed_when_it_ends_without_a_search_for_garbage(
-    engine: Engine, ask: Callable[..., None]
+    engine: Engine, ask: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[weakref.ref[Any]] = []
+    made = Prefiller.prefill
+
+    def prefill(prefiller: Prefiller, task: Task) -> PrefilledPrompt:
+        prefilled = made(prefiller, task)
+        found.append(weakref.ref(prefilled.kv))
+        return prefilled
+
+    monkeypatch.setattr(Prefiller, "prefill", prefill)
     gc.disable()
     try:
-        ask(
-            engine,
-            on_prefill=lambda prefill: found.append(weakref.ref(prefill.kv)),
-            max_new_tokens=24,
-        )
+        ask(engine, max_new_tokens=24)
         until(lambda: found[0]() is None)  # a thread may hold it for a moment
     finally:
         gc.enable()

@@ -276,7 +276,6 @@ def test_prompts_that_share_a_pass_wait_for_none_and_get_what_they_get_alone(
 # For a prompt of two kinds of layer: masks, and gatherings from the tables of cos and sin. Others
 # have two masks, and gather for the rows and for what is placed.
 MADE = {
-    "all": (1, 0),  # full layers need no mask, contiguous rows cut the tables
     "attention": (4, 7),  # the question's rows, and what it chose; the last layer has some more
     "hkvd-gradual": (2, 5),  # masks are narrowed, and each check is followed by one kind of layer
 }

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ragkv import Answer, Engine, PromptSpan, Reuse, StoreConfig, Text
+from ragkv import Answer, Engine, PromptSpan, Reuse, StoreConfig, Text, TokenEvent
+from ragkv.prompt import PromptReport
 from tests.engine.helpers import A, B, C, Q, engine_of, text_engine
 from tests.toy_tokenizers import CHATML, byte_tokenizer
 
@@ -48,7 +49,7 @@ def test_spans_cover_the_prompt_and_sum_to_its_reuse(family: str, reuse: str) ->
         check(prefill.spans, prefill.reuse)
 
 
-@pytest.mark.parametrize("selector", ["hkvd", "attention", "first-k", "random", "none", "all"])
+@pytest.mark.parametrize("selector", ["hkvd", "attention", "first-k", "random"])
 def test_recomputed_tokens_are_those_selected_in_the_last_layer(
     engine: Engine, selector: str
 ) -> None:
@@ -96,14 +97,9 @@ def test_spans_number_the_chunks_of_a_request_without_the_text_among_them() -> N
 def test_an_answers_spans_are_known_before_its_first_token() -> None:
     with engine_of() as engine:
         engine.entries.encode(CHUNKS)
-        seen: list[tuple[PromptSpan, ...]] = []
-        events = engine.stream(
-            Q, CHUNKS, max_new_tokens=3, on_prefill=lambda prefill: seen.append(prefill.spans)
-        )
-        next(iter(events))
-        assert len(seen) == 1
-        *_, answer = events
-    assert isinstance(answer, Answer) and answer.spans == seen[0]
+        report, token, *_, answer = engine.events(engine.request(Q, CHUNKS, max_new_tokens=3))
+    assert isinstance(report, PromptReport) and isinstance(token, TokenEvent)
+    assert isinstance(answer, Answer) and answer.spans == report.spans
     check(answer.spans, answer.reuse)
 
 

@@ -122,7 +122,10 @@ class Rag(Closing):
         request, hits = self._searched(question, k, session, options)
         with closing(self.engine.events(request, session)) as events:
             for event in events:
-                yield event if isinstance(event, TokenEvent) else RagAnswer(event, hits)
+                if isinstance(event, TokenEvent):
+                    yield event
+                elif isinstance(event, Answer):
+                    yield RagAnswer(event, hits)
 
     def ask(
         self,
