@@ -265,11 +265,11 @@ class Entries:
         kind in use.
         """
         own = self.identity
-        theirs = replace(identity, context=own.context, tenant=own.tenant)
+        theirs = replace(identity, seen_digest=own.seen_digest, tenant=own.tenant)
         is_chunk = theirs == own
         # blocks of conversations are encoded behind no neutral text; chunks were, once
         is_alone = theirs == replace(own, neutral="", codec=identity.codec)
-        return is_chunk or (is_alone and identity.context != own.context)
+        return is_chunk or (is_alone and identity.seen_digest != own.seen_digest)
 
 
 class _Progress:

@@ -102,12 +102,12 @@ class RedisSessionStorage(SessionStorage):
     def __init__(
         self, config: RedisConfig, base: Identity, vocabulary: int, secret: str | None = None
     ) -> None:
-        """`base` is the engine's identity, whose context does not count. The model has `vocabulary`
-        token ids.
+        """`base` is the engine's identity, whose `seen_digest` does not count. The model has
+        `vocabulary` token ids.
 
         Does not connect yet.
         """
-        model = replace(base, context="").to_json()
+        model = replace(base, seen_digest="").to_json()
         digest = hashlib.blake2b(f"{model}{secret or ''}".encode(), digest_size=16).hexdigest()
         root = f"{config.prefix}:sessions:{digest}:"
         self._root = f"{root}m:"

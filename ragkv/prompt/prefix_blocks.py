@@ -31,10 +31,10 @@ BLOCK_TOKENS = 32
 class PrefixBlocks:
     """The blocks of one engine's prompts."""
 
-    identity: Identity  # the engine's; its context does not count
+    identity: Identity  # the engine's; its `seen_digest` does not count
     capacity_bytes: int
     _used_bytes: int = field(default=0, init=False)
-    # entries by their context, which digests all tokens up to the block's end
+    # entries by a digest of all tokens up to the block's end
     _entries: OrderedDict[str, Entry] = field(default_factory=OrderedDict, init=False)
     _deletions: int = field(default=0, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
@@ -70,7 +70,7 @@ class PrefixBlocks:
                     continue
             low = at - record.start
             kv = record.kv[:, :, :, low : low + len(ids)].cpu().clone()
-            identity = replace(self.identity, context=name, neutral="")
+            identity = replace(self.identity, seen_digest=name, neutral="")
             shape = (layers, kv_heads, head_dim)
             info = EntryInfo(identity.key(ids), identity, ids, rope_digest, *shape)
             self._add(name, Entry(info, kv), deletions)
@@ -123,4 +123,4 @@ def _names(prompt: Prompt, rope_digest: str) -> Iterator[tuple[str, int, tuple[i
     for at in range(first, len(ids) - BLOCK_TOKENS, BLOCK_TOKENS):
         block = ids[at : at + BLOCK_TOKENS]
         chain.add(block)
-        yield chain.context(rope_digest), at, block
+        yield chain.digest(rope_digest), at, block

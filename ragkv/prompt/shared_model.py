@@ -100,7 +100,7 @@ class SharedModel:
             dtype=dtype_name(adapter.dtype),
             lora="",
             tokenizer=tokenizer_digest(tokenizer),
-            context="",
+            seen_digest="",
         )
         choice = choice or DtypeChoice(
             identity.dtype, f"{identity.dtype}, in which the model was given"
@@ -110,7 +110,9 @@ class SharedModel:
         return cls(adapter, tokenizer, identity, compute, choice, Contexts(adapter))
 
     def identity_for(self, config: EngineConfig) -> Identity:
-        """The identity of what an engine with these settings stores, without codec and context."""
+        """The identity of what an engine with these settings stores, without codec and
+        `seen_digest`.
+        """
         return replace(self.identity, lora=config.adapter_id, tenant=config.store.tenant)
 
     def chunk_identity(
@@ -122,7 +124,7 @@ class SharedModel:
         return replace(
             self.identity_for(config),
             codec=config.store.codec or (EXPECTED_CODEC if neutral else "raw"),
-            context=ids_digest(prefix_ids),
+            seen_digest=ids_digest(prefix_ids),
             neutral=ids_digest(neutral) if neutral else "",
         )
 

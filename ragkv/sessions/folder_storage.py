@@ -46,7 +46,8 @@ class FolderStorage(SessionStorage):
     """
 
     directory: Path | None  # manifests are in its folder `sessions`; None: in memory alone
-    # The engine's identity. Its context does not count: only another model makes ids and KV useless.
+    # The engine's identity. Its `seen_digest` does not count: only another model makes ids and KV
+    # useless.
     base: Identity
     # by id, of the newest states; None: the folder is not read yet
     _known: dict[str, Summary] | None = field(default=None, init=False)
@@ -255,7 +256,7 @@ class FolderStorage(SessionStorage):
 
     @cached_property
     def _model_digest(self) -> str:
-        model = replace(self.base, context="").to_json()
+        model = replace(self.base, seen_digest="").to_json()
         return hashlib.blake2b(model.encode(), digest_size=8).hexdigest()
 
     def _path(self, session_id: str) -> Path:

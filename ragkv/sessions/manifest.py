@@ -97,7 +97,7 @@ def manifest_of(
             if key not in rows:
                 rows[key] = len(table)
                 row = [
-                    block.context,
+                    block.seen_digest,
                     block.prefix_digest,
                     block.rope_digest,
                     block.token_ids,
@@ -114,7 +114,7 @@ def manifest_of(
         histories.append([same_blocks, new_blocks, history.tail, same_parts, new_parts])
         before = history
     body = {
-        "identity": replace(base, context="").to_json(),
+        "identity": replace(base, seen_digest="").to_json(),
         "created_at": state.created_at,
         "turns": [turn.at for turn in state.turns],
         "blocks": table,
@@ -146,11 +146,11 @@ def state_of(
     summary, body = map(json.loads, rest.splitlines())
     if summary["session_id"] != session_id:
         raise ValueError("it is of another session")
-    if body["identity"] != replace(base, context="").to_json():
+    if body["identity"] != replace(base, seen_digest="").to_json():
         raise ValueError("it is of another tenant or model")
     table: list[Any] = [
-        ((context, prefix, rope_digest, tuple(ids), index), bool(fused))
-        for context, prefix, rope_digest, ids, index, *fused in body["blocks"]
+        ((seen_digest, prefix, rope_digest, tuple(ids), index), bool(fused))
+        for seen_digest, prefix, rope_digest, ids, index, *fused in body["blocks"]
     ]
     histories = []
     before = History()

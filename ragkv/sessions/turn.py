@@ -54,7 +54,7 @@ class BlockMaker:
         self._next_index = next_index
         self._prefix_digest = ids_digest(prompt.prefix)
         self._chain = Chain(prompt.prefix)
-        # in the context of inexact blocks, so that only this session finds them
+        # in the digest of inexact blocks, so that only this session finds them
         self._taint = secrets.token_hex(16)
         self._past = prompt.blocks
         self.blocks: list[Block] = []  # so far, from the beginning of the history on
@@ -111,7 +111,7 @@ class BlockMaker:
         ids = tuple(token_ids[self.at : stop])
         is_exact = stop <= turn_kv.exact_until
         block = Block(
-            self._chain.context(turn_kv.rope_digest, "" if is_exact else self._taint),
+            self._chain.digest(turn_kv.rope_digest, "" if is_exact else self._taint),
             self._prefix_digest,
             turn_kv.rope_digest,
             token_ids=ids,

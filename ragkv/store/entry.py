@@ -29,7 +29,12 @@ FORMAT_VERSION = 5  # of KV and of identities; `RECORD_VERSION` is that of the b
 _KEY_TEXT = re.compile(r"[0-9a-f]{64}")
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 # The fields of an identity that stored JSON calls otherwise.
-_STORED_AS = {"lora": "adapter", "rope_parameters": "rope", "neutral": "behind"}
+_STORED_AS = {
+    "rope_parameters": "rope",
+    "lora": "adapter",
+    "seen_digest": "context",
+    "neutral": "behind",
+}
 _GROUP = re.compile(r"[\w-]{0,64}", re.ASCII)  # it is a part of a file's name
 
 
@@ -67,11 +72,11 @@ class Identity:
     dtype: str  # "bfloat16", "float32", ...
     lora: str  # LoRA id, "" for none
     tokenizer: str  # digest of the tokenizer, "" for none
-    context: str  # digest of the token ids before this run: the application's prefix, for a chunk
+    seen_digest: str  # of the token ids before this run: the application's prefix, for a chunk
     tenant: str = ""  # salt: tenants never share entries
     # part of the identity, so that rounded KV never replaces the model's own KV, nor the reverse
     codec: str = "raw"
-    # digest of the neutral text between that context and an expected entry; "" for all other KV
+    # digest of the neutral text between those ids and an expected entry; "" for all other KV
     neutral: str = ""
     format_version: int = FORMAT_VERSION
 
@@ -105,9 +110,11 @@ class Identity:
         return _of_stored(**json.loads(text))
 
 
-def _of_stored(adapter: str, rope: str, behind: str = "", **named: Any) -> Identity:
+def _of_stored(rope: str, adapter: str, context: str, behind: str = "", **named: Any) -> Identity:
     """The identity with the fields of its JSON."""
-    return Identity(lora=adapter, rope_parameters=rope, neutral=behind, **named)
+    return Identity(
+        rope_parameters=rope, lora=adapter, seen_digest=context, neutral=behind, **named
+    )
 
 
 def ids_bytes(token_ids: Sequence[int]) -> bytes:

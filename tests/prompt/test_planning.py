@@ -217,11 +217,11 @@ def test_the_prefix_is_exact_if_its_kv_is_there_and_the_question_is_always_compu
 
 def block(**more: Any) -> Block:
     """A block that stood right behind the prefix, as it does here."""
-    context = Chain(PREFIX).context(HERE)
-    return replace(Block(context, ids_digest(PREFIX), HERE, A, 0, 0, len(A)), **more)
+    seen = Chain(PREFIX).digest(HERE)
+    return replace(Block(seen, ids_digest(PREFIX), HERE, A, 0, 0, len(A)), **more)
 
 
-TAINTED = Chain(PREFIX).context(HERE, "taint")  # saw something inexact
+TAINTED = Chain(PREFIX).digest(HERE, "taint")  # saw something inexact
 KEPT = replace(FUSED, inexact_history="keep")
 RECOMPUTED = replace(FUSED, inexact_history="recompute")
 
@@ -249,12 +249,12 @@ RECOMPUTED = replace(FUSED, inexact_history="recompute")
             "RoPE frequencies changed",
         ),
         (block(start=1), stored(), FUSED, SpanState.APPROXIMATE, None),
-        (block(context=TAINTED), stored(), FUSED, SpanState.APPROXIMATE, None),
-        (block(context=TAINTED), stored(), EXACT_ONLY, SpanState.COMPUTED, "it was not exact"),
-        (block(context=TAINTED), stored(), RECOMPUTED, SpanState.COMPUTED, "it was not exact"),
-        (block(context=TAINTED), stored(), EVERYTHING, SpanState.COMPUTED, "it was not exact"),
-        (block(context=TAINTED, fused=True), stored(), FUSED, SpanState.FUSED, None),
-        (block(context=TAINTED, fused=True), stored(), KEPT, SpanState.APPROXIMATE, None),
+        (block(seen_digest=TAINTED), stored(), FUSED, SpanState.APPROXIMATE, None),
+        (block(seen_digest=TAINTED), stored(), EXACT_ONLY, SpanState.COMPUTED, "it was not exact"),
+        (block(seen_digest=TAINTED), stored(), RECOMPUTED, SpanState.COMPUTED, "it was not exact"),
+        (block(seen_digest=TAINTED), stored(), EVERYTHING, SpanState.COMPUTED, "it was not exact"),
+        (block(seen_digest=TAINTED, fused=True), stored(), FUSED, SpanState.FUSED, None),
+        (block(seen_digest=TAINTED, fused=True), stored(), KEPT, SpanState.APPROXIMATE, None),
     ],
 )
 def test_a_block_of_the_history(

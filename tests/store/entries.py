@@ -18,7 +18,7 @@ IDENTITY = Identity(
     dtype="bfloat16",
     lora="",
     tokenizer="t0",
-    context="c0",
+    seen_digest="c0",
 )
 
 

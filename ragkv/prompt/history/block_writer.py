@@ -41,7 +41,7 @@ class BlockWriter:
     """Stores blocks in the background."""
 
     store: Store
-    base: Identity  # the engine's; its context does not count
+    base: Identity  # the engine's; its `seen_digest` does not count
     worker: JobQueue[Entry]  # its capacity is that of the buffer
     owns_store: bool = False  # it is closed with this
 
@@ -110,11 +110,11 @@ class BlockWriter:
 
     def own(self) -> set[EntryKey]:
         """The keys of the entries on this machine that are this model's and application's."""
-        own = replace(self.base, context="")
+        own = replace(self.base, seen_digest="")
         return {
             info.key
             for info in self.store.contents.sample()
-            if replace(info.identity, context="") == own
+            if replace(info.identity, seen_digest="") == own
         }
 
     def stored(self, key: EntryKey) -> bool:

@@ -2,9 +2,9 @@
 by kind.
 
 A block is position-free and never changes. An edit (truncation, a discarded range) changes only the
-list of blocks (CachedAttention section 3.4). A block's context is a digest of all tokens before it.
+list of blocks (CachedAttention section 3.4). A block's `seen_digest` is of all tokens before it.
 So a block of any conversation is exact in a prompt that has the same tokens in front of it. If
-those tokens had approximate KV, the context also holds a random taint. Then only the block's own
+those tokens had approximate KV, the digest also has a random taint. Then only the block's own
 session, or a fork of it, finds the block.
 """
 
@@ -44,7 +44,7 @@ class Part:
 class Block:
     """A run of a history that has KV: the tokens start ... stop - 1 of a stored entry."""
 
-    context: str  # of its entry's identity: a digest of what it saw
+    seen_digest: str  # of its entry's identity: a digest of all it saw
     prefix_digest: str  # of the application's prefix that it saw
     rope_digest: str  # digest of the RoPE frequencies it was made with
     token_ids: tuple[int, ...]  # of the whole entry
@@ -64,7 +64,7 @@ class Block:
 
     def identity(self, base: Identity) -> Identity:
         """The identity of its entry; `base` is the engine's."""
-        return replace(base, context=self.context, neutral="")
+        return replace(base, seen_digest=self.seen_digest, neutral="")
 
     def key(self, base: Identity) -> EntryKey:
         """The key of its entry."""
@@ -158,8 +158,8 @@ class SessionState:
 
 
 class Chain:
-    """A running digest of the tokens seen so far, which gives each block of a prompt its
-    context.
+    """A running digest of the tokens so far, which gives each block of a prompt its
+    `seen_digest`.
     """
 
     def __init__(self, prefix: Sequence[int]) -> None:
@@ -169,8 +169,8 @@ class Chain:
         """Add the next tokens."""
         self._seen.update(ids_bytes(token_ids))
 
-    def context(self, rope_digest: str, taint: str = "") -> str:
-        """The context of the next block; `taint` is a random word if something in front of the
+    def digest(self, rope_digest: str, taint: str = "") -> str:
+        """What the next block has seen; `taint` is a random word if something in front of the
         block is not exact.
         """
         whole = f"{self._seen.hexdigest()} {rope_digest} {taint}"
@@ -183,11 +183,11 @@ def exact_blocks(
     """Whether each of a history's `blocks` behind `prefix` is exact in a prompt of these RoPE
     frequencies, in order.
 
-    It is if its context proves that it saw the same tokens, where they stand now.
+    It is if its `seen_digest` proves that it saw the same tokens, where they stand now.
     """
     chain = Chain(prefix)
     for block in blocks:
-        yield block.start == 0 and block.context == chain.context(rope_digest)
+        yield block.start == 0 and block.seen_digest == chain.digest(rope_digest)
         chain.add(block.kept_ids)
 
 

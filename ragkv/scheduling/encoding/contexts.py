@@ -68,7 +68,7 @@ class Contexts:
         if not prefix_ids or (limit is not None and len(prefix_ids) >= limit):
             return None
         (kv,) = self.of(prefix_ids, between).pieces
-        identity = replace(chunks, context=ids_digest(()), neutral="")
+        identity = replace(chunks, seen_digest=ids_digest(()), neutral="")
         rope_digest = self.adapter.rope.digest(len(prefix_ids))
         key = identity.key(prefix_ids)
         info = EntryInfo(key, identity, prefix_ids, rope_digest, *self.adapter.kv_shape)

@@ -224,8 +224,8 @@ class VllmServer(Closing):
                 "version (docs/vllm.md)."
             )
         if (own := self.identity) is not None:
-            # The context and the codec are a tenant's: they are compared with every report.
-            theirs = {**found["identity"], "context": own.context, "codec": own.codec}
+            # Tokens before and codec are a tenant's: they are compared with every report.
+            theirs = {**found["identity"], "context": own.seen_digest, "codec": own.codec}
             if other := differences(own, theirs):
                 raise AnswerServerError(
                     f"vLLM serves another model than this server ingests with: {', '.join(other)}."

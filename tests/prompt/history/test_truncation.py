@@ -108,7 +108,7 @@ class TestDroppedTokens:
 
     def test_a_list_that_drops_nothing_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Otherwise it would be asked again for ever."""
-        monkeypatch.setattr("ragkv.prompt.history.truncation.oldest", lambda view: [(0, 0)])
+        monkeypatch.setattr("ragkv.prompt.history.truncation.oldest", lambda _view: [(0, 0)])
         with pytest.raises(ConfigError, match="'oldest' dropped nothing of a history of 9 tokens"):
             fitted(History((), tuple(range(9))), 3, SessionConfig(discard="oldest"))
 
