@@ -3,8 +3,8 @@ store.
 """
 
 from . import openmp
-from .addresses import is_loopback
 from .byte_cache import ByteCache, cached_by_bytes
+from .fair_lock import FairLock, TimeShareQueue, Wait
 from .files import (
     DAMAGED,
     aside_of,
@@ -30,14 +30,12 @@ from .open_pool import OpenPool
 from .openmp import ThreadChoice
 from .processor import cores, cpu_features, cpu_load, cpu_model, crowding_hint
 from .rates import Rate, counted, duration, seconds_of
+from .server_file import is_loopback
 from .sqlite_files import FileState, create_private, state_of
 from .waiting import (
     Check,
     Claim,
-    FairLock,
     PausingCheck,
-    TimeShareQueue,
-    Wait,
     acquired,
     no_check,
     stop_of,

@@ -1,5 +1,5 @@
 """The file in a home that says where its server listens, so that a command can ask the server
-instead.
+instead; and which addresses mean this machine.
 
 The file may be left behind by a server that was killed. `load` checks that its process lives on
 this machine; the caller must still check that the process that answers names itself as `replica`.
@@ -7,6 +7,7 @@ this machine; the caller must still check that the process that answers names it
 
 import contextlib
 import dataclasses
+import ipaddress
 import json
 import os
 import socket
@@ -16,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .addresses import is_loopback
 from .files import make_private_folder, read_own, replace_file
 from .setting_values import build
 
@@ -43,6 +43,17 @@ class ServerAddress:
     @property
     def url(self) -> str:
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host`, a name or an address, can only mean this machine."""
+    name = host.strip("[]").lower().rstrip(".")
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ragkv.errors import CancelledError
-from ragkv.runtime import FairLock, TimeShareQueue, Wait, acquired, waiting
+from ragkv.runtime import FairLock, TimeShareQueue, Wait, acquired, fair_lock
 from tests.faults import raising
 from tests.scheduling.helpers import begin, until
 
@@ -190,7 +190,7 @@ def test_whoever_holds_the_lock_has_entered_it_and_whoever_waits_or_hands_it_on_
     here = threading.get_ident()
     lock.acquire(Wait("a"))
     assert calls == [(here, "entered")]
-    time.sleep(2 * waiting.QUANTUM_S)
+    time.sleep(2 * fair_lock.QUANTUM_S)
     thread = enqueue(lock, Wait("b"), [])
     lock.give_way()  # the other thread's whole turn is within
     thread.join(60)

@@ -1,0 +1,287 @@
+"""A lock that is fair to the owners of work. A `FairLock` is held by one thread, and a
+`TimeShareQueue` decides which thread is next. Pure Python.
+
+An owner is a tenant of a server. The owner that has held the lock for the least time gets it next,
+and the requests of one owner are served in their order (start-time fair queueing). So a tenant with
+one request waits for one batch of another tenant, however many requests that tenant has. An urgent
+wait goes before other waits of the same owner. It never goes before another owner's wait: otherwise
+a busy tenant could starve the searches of all others.
+
+A plain lock is not enough for a model. A waiting thread must be able to leave the queue, because
+another thread has done its work (`dismiss`). A holder must be able to let another owner go first in
+the middle of its work (`give_way`). Otherwise that owner would wait for all that the holder sent.
+"""
+
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+from .waiting import POLL_S, Check, no_check
+
+T = TypeVar("T")
+
+# How long an owner is served before another one is due that used less.
+QUANTUM_S = 0.02
+
+
+class TimeShareQueue(Generic[T]):
+    """Waiting items. The next one is the oldest of the owner that used least. Not thread-safe,
+    except `bool`.
+    """
+
+    def __init__(self) -> None:
+        self._items: OrderedDict[str, deque[T]] = OrderedDict()  # by owner; none is empty
+        # What each owner used, in seconds. An owner that comes back starts at the level of the
+        # others: it gets no credit for the time in which it was away.
+        self._used_s: dict[str, float] = {}
+        self._level_s = 0.0  # what the owner that was served last had used when it began
+
+    def __len__(self) -> int:
+        return sum(map(len, self._items.values()))
+
+    def __bool__(self) -> bool:
+        """Whether an item waits. Another thread may change the queue meanwhile: counting would then
+        raise.
+        """
+        return bool(self._items)
+
+    @property
+    def owners(self) -> set[str]:
+        """The owners of waiting items."""
+        return set(self._items)
+
+    def add(self, owner: str, item: T, before: Callable[[T], bool] = lambda _: False) -> None:
+        """Add an item of `owner`: before its first item for which `before` is true, or as its last."""
+        if owner not in self._items:
+            self._used_s[owner] = self._used(owner)
+        items = self._items.setdefault(owner, deque())
+        items.insert(
+            next((place for place, other in enumerate(items) if before(other)), len(items)), item
+        )
+
+    def remove(self, owner: str, item: T) -> bool:
+        """Remove an item; whether it was here."""
+        items = self._items.get(owner)
+        if items is None or item not in items:
+            return False
+        items.remove(item)
+        if not items:
+            del self._items[owner]
+        return True
+
+    def take(self) -> tuple[str, T]:
+        """Remove and return the next item and its owner. There must be one."""
+        owner = min(self._items, key=self._used)
+        item = self._items[owner][0]
+        self.begin(owner)
+        self.remove(owner, item)
+        return owner, item
+
+    def begin(self, owner: str) -> None:
+        """`owner` is served from now on."""
+        self._level_s = max(self._level_s, self._used(owner))
+        self._used_s = {
+            one: used_s
+            for one, used_s in self._used_s.items()
+            if used_s > self._level_s or one in self._items
+        }
+
+    def charge(self, owner: str, seconds: float) -> None:
+        """`owner` used `seconds`."""
+        self._used_s[owner] = self._used(owner) + seconds
+
+    def is_due(self, owner: str, seconds: float) -> bool:
+        """Whether another owner waits that used less than `owner`, which has been served for
+        `seconds` now.
+        """
+        used_s = self._used(owner) + seconds - QUANTUM_S
+        return any(self._used(other) < used_s for other in self._items if other != owner)
+
+    def _used(self, owner: str) -> float:
+        return max(self._used_s.get(owner, 0.0), self._level_s)
+
+
+class Wait:
+    """One attempt to get a lock, for an owner."""
+
+    def __init__(self, owner: str = "", urgent: bool = False) -> None:
+        self.owner = owner
+        self.urgent = urgent
+        self.thread = threading.get_ident()  # that waits
+        self.over = threading.Event()  # set when the wait ends
+        self.granted = False
+        self.dismissed = False
+
+
+class FairLock:
+    """A thread that releases the lock hands it to the owner that used least; urgent waits overtake
+    others of theirs.
+    """
+
+    def __init__(
+        self,
+        leaving: Callable[[], object] = lambda: None,
+        entering: Callable[[], object] = lambda: None,
+    ) -> None:
+        """A thread calls `leaving` before it waits for the lock and before it hands the lock on. It
+        calls `entering` as soon as it holds the lock. Neither raises.
+        """
+        self._leaving = leaving
+        self._entering = entering
+        self._guard = threading.Lock()
+        self._holder: Wait | None = None
+        self._since = 0.0  # the holder is charged for the time from then on
+        self._waiting = TimeShareQueue[Wait]()
+
+    @property
+    def held(self) -> bool:
+        """Whether a thread holds the lock."""
+        return self._holder is not None
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread holds the lock."""
+        holder = self._holder
+        return holder is not None and holder.thread == threading.get_ident()
+
+    @property
+    def waiting(self) -> int:
+        """How many threads wait."""
+        with self._guard:
+            return len(self._waiting)
+
+    @property
+    def owners(self) -> set[str]:
+        """The owners of the thread that holds the lock and of those that wait."""
+        with self._guard:
+            return self._waiting.owners | ({self._holder.owner} if self._holder else set())
+
+    @contextmanager
+    def hold(
+        self, owner: str = "", *, urgent: bool = False, check: Check = no_check
+    ) -> Iterator[None]:
+        """Hold the lock inside the block, for `owner`. What `check` raises ends the wait for it."""
+        self.acquire(Wait(owner, urgent), check)
+        try:
+            yield
+        finally:
+            self.release()
+
+    @contextmanager
+    def hold_if_free(self) -> Iterator[bool]:
+        """Hold the lock inside the block, if no thread has it; whether this one has."""
+        with self._guard:
+            is_held = self._holder is None
+            if is_held:
+                wait = Wait()
+                self._waiting.begin(wait.owner)
+                self._grant(wait)
+        if is_held:
+            self._entering()
+        try:
+            yield is_held
+        finally:
+            if is_held:
+                self.release()
+
+    def acquire(self, wait: Wait | None = None, check: Check = no_check) -> bool:
+        """Wait for the lock. `True` once it is granted; `False` if `wait` was dismissed instead.
+
+        `check` is called repeatedly while this thread waits; an error that it raises ends the wait.
+        """
+        wait = wait or Wait()
+        try:
+            with self._guard:
+                if wait.dismissed:
+                    return False
+                if self._holder is None:
+                    self._waiting.begin(wait.owner)
+                    self._grant(wait)
+                else:
+                    self._waiting.add(
+                        wait.owner, wait, lambda other: wait.urgent and not other.urgent
+                    )
+            if not wait.granted:
+                self._leaving()
+            while not wait.over.wait(None if check is no_check else POLL_S):
+                check()
+            if wait.granted:
+                self._entering()
+        # the wait was interrupted: never grant the lock to a thread that has left
+        except BaseException:
+            self.dismiss((wait,))
+            if wait.granted:
+                self.release()
+            raise
+        return wait.granted
+
+    def release(self, coming_back: bool = False) -> None:
+        """Hand the lock on. `coming_back`: `leaving` is not called, because this thread will be
+        back soon and alone.
+        """
+        if not coming_back:
+            self._leaving()
+        with self._guard:
+            self._hand_on()
+
+    def give_way(self) -> None:
+        """Let owners that used less go first, and wait for the lock again; the holder calls this at
+        a good moment.
+        """
+        if not self._waiting:  # read without a lock: usually no other thread waits
+            return
+        with self._guard:
+            wait = self._holder
+            assert wait is not None
+            if not self._waiting.is_due(wait.owner, time.monotonic() - self._since):
+                return
+            wait.granted = False
+            wait.over.clear()
+            self._waiting.add(wait.owner, wait, lambda _: True)
+            self._hand_on()
+        self._leaving()
+        try:
+            wait.over.wait()
+        except BaseException:  # interrupted: the caller releases the lock, so it must have it
+            wait.over.wait()
+            raise
+        self._entering()
+
+    def share(self, owners: Collection[str], seconds: float) -> None:
+        """Charge the last `seconds` to `owners`, which names an owner once for each of its rows. The
+        holder calls this.
+        """
+        with self._guard:
+            assert self._holder is not None
+            for owner in owners:
+                self._waiting.charge(owner, seconds / len(owners))
+            self._since += seconds
+
+    def dismiss(self, waits: Iterable[Wait]) -> None:
+        """End these waits without the lock, because their work is done. They may not have begun
+        yet.
+        """
+        with self._guard:
+            for wait in waits:
+                wait.dismissed = True
+                self._waiting.remove(wait.owner, wait)
+                wait.over.set()
+
+    def _grant(self, wait: Wait) -> None:
+        """Needs `_guard`."""
+        self._holder = wait
+        self._since = time.monotonic()
+        wait.granted = True
+        wait.over.set()
+
+    def _hand_on(self) -> None:
+        """Charge the holder, and grant the lock to the next thread. Needs `_guard`."""
+        assert self._holder is not None
+        used_s = max(0.0, time.monotonic() - self._since)
+        self._waiting.charge(self._holder.owner, used_s)
+        self._holder = None
+        if self._waiting:
+            self._grant(self._waiting.take()[1])
