@@ -138,8 +138,8 @@ class Engine(Closing):
     ) -> Request:
         """A checked request, whose `claim` begins now. `stream` and `answer` make one themselves.
 
-        Make one where its claim must end earlier work, too, such as the search for its chunks
-        (`Request.over`). Raises `InputError`.
+        Make one where its claim must end earlier work, too, such as the search for its chunks,
+        which replace those that it has. Raises `InputError`.
         """
         return self.parts.intake.answer_request(question, chunks, options)
 

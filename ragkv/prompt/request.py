@@ -1,8 +1,8 @@
 """A request as values: its options, the checked and tokenized request, and its prompt's report."""
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
 import torch
@@ -143,7 +143,3 @@ class Request:
     title: str = ""
     grammar: "Grammar | None" = None  # constrains the answer
     sampling: Sampling = GREEDY
-
-    def over(self, chunks: Iterable[Chunk]) -> "Request":
-        """This request over chunks that were searched since it was made: the engine is asked now."""
-        return replace(self, chunks=tuple(chunks), began_s=self.claim.elapsed_s())

@@ -7,7 +7,7 @@ knows no command line and no network protocol.
 import math
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Unpack, cast, get_args
 
 from ragkv.engine import Engine
@@ -163,7 +163,9 @@ class Rag(Closing):
             before=session,
             check=request.claim.check,
         )
-        return request.over(self.chunks_of(hits)), hits
+        chunks = tuple(self.chunks_of(hits))
+        # the search counts for the first token's time, but not as waiting for the engine
+        return replace(request, chunks=chunks, began_s=request.claim.elapsed_s()), hits
 
     def chunks_of(self, hits: Sequence[Hit]) -> list[Chunk]:
         """The engine's chunks of hits."""
