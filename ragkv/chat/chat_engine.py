@@ -25,7 +25,7 @@ from ragkv.types import Answer, Chunk, Text, TokenEvent
 
 from .catalogue import ChatDocument, ChunkCatalogue
 from .finder import ConversationFinder, FoundConversation
-from .passage_matcher import TextMatch
+from .passage_matcher import TextMatch, key_of
 from .template import PlainMessage, Rendered, Template, results_at_end
 from .tools import CallFilter, FoundCalls, Tool, ToolCall, find_calls, response_text
 
@@ -288,15 +288,19 @@ def _with_one_user_message(messages: Sequence[PlainMessage]) -> tuple[PlainMessa
 def insert_documents(
     messages: Sequence[PlainMessage], documents: Sequence[ChatDocument], separator: str
 ) -> tuple[PlainMessage, ...]:
-    """The messages, with the documents whose text is in none of them put before the text of the
-    last user message.
+    """The messages, with the documents whose text is in none of them, as whole words, put before the
+    text of the last user message.
 
     `separator` follows each inserted document.
     """
+    # their words, too: "art" is a part of "department"
+    said = [(message.text, f"\n{key_of(message.text)}") for message in messages if documents]
     missing = [
         document
         for document in documents
-        if not any(document.text in message.text for message in messages)
+        if not any(
+            document.text in text and f"\n{key_of(document.text)}" in key for text, key in said
+        )
     ]
     if not missing:
         return tuple(messages)

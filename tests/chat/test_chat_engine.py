@@ -60,6 +60,25 @@ def test_documents_are_inserted_before_the_text_of_the_last_user_turn() -> None:
     assert inserted == (*turns[:2], PlainMessage("user", "First text. Second text. New"), turns[3])
 
 
+@pytest.mark.parametrize(
+    ("document", "said", "is_there"),
+    [
+        ("art", "When did the department start?", False),
+        ("art", "Which department teaches art?", True),
+        ("Art", "Which department teaches art?", False),  # the model would not see that text
+        ("\u6771\u4eac", "\u9996\u90fd\u306f\u6771\u4eac\u3067\u3059", True),
+        ("...", "And then...", True),
+        ("12", "In 1812", False),
+    ],
+)
+def test_a_document_stands_in_a_message_that_has_its_text_as_whole_words(
+    document: str, said: str, is_there: bool
+) -> None:
+    turns = (PlainMessage("user", said),)
+    inserted = insert_documents(turns, (ChatDocument(document, {}),), " ")
+    assert inserted == (turns if is_there else (PlainMessage("user", f"{document} {said}"),))
+
+
 PASSAGES = (
     "The mill stands on the hill.",
     "Its wheel has not turned since the war!",
