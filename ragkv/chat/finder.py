@@ -21,7 +21,7 @@ import uuid
 from dataclasses import dataclass
 
 from ragkv.engine import Engine
-from ragkv.errors import InputError, SessionConflictError, SessionUnavailableError
+from ragkv.errors import InputError, RagKVError, SessionConflictError, SessionUnavailableError
 from ragkv.sessions import Session
 
 log = logging.getLogger(__name__)
@@ -125,8 +125,8 @@ class ConversationFinder:
         self._delete_soon()
 
     def _count(self, name: str, generation: int) -> None:
-        """Count a saved session, or delete it if all were deleted while it was saved. At times
-        delete old ones.
+        """Count a saved session, or delete it if all were deleted while it was saved. At times have
+        old ones deleted.
         """
         with self._lock:
             self._saves += 1
@@ -135,9 +135,16 @@ class ConversationFinder:
             if not is_kept:
                 self._order(name)
         if is_time:
-            self._engine.sessions.delete_all(self._saved_names()[MAX_SAVED:])
+            self._engine.sessions.in_background(self._delete_old)
         if not is_kept:
             self._delete_ordered()
+
+    def _delete_old(self) -> None:
+        """Delete the oldest saved sessions. No request waits for this."""
+        try:
+            self._engine.sessions.delete_all(self._saved_names()[MAX_SAVED:])
+        except RagKVError as error:  # or the engine was closed
+            log.debug("Old conversations were not deleted; a later turn does it: %s", error)
 
     def _delete_ordered(self) -> None:
         """Delete what is to be deleted. Raises `SessionUnavailableError`, and does the rest the

@@ -232,6 +232,12 @@ class Sessions(Closing):
         if session is not None:
             session.deleted = True
 
+    def in_background(self, action: Callable[[], object]) -> bool:
+        """Run `action` once the blocks so far are saved, on the thread that saves them; `False` if it
+        will not run: the engine is being closed, or the system has no thread to give.
+        """
+        return self.blocks.writer.then(action)
+
     def sweep(self) -> None:
         """Have the sessions cleared that were idle for too long, except those of which a turn
         runs.
@@ -246,7 +252,7 @@ class Sessions(Closing):
             new = idle - self._sweeping
             self._sweeping |= new
         for session_id in new:
-            if not self.blocks.writer.then(partial(self._clear_idle, session_id)):
+            if not self.in_background(partial(self._clear_idle, session_id)):
                 with self._lock:  # its thread could not begin: the next sweep tries again
                     self._sweeping.discard(session_id)
 

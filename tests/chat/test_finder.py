@@ -4,9 +4,12 @@ from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any, cast
 
-from ragkv.chat.finder import ConversationFinder
+import pytest
+
+from ragkv.chat.finder import ConversationFinder, FoundConversation
 from ragkv.engine import Engine
 from ragkv.errors import SessionUnavailableError
+from ragkv.sessions import Session
 
 
 class Saved:
@@ -18,6 +21,11 @@ class Saved:
         self.names = set(names)
         self.is_away = False
         self.meanwhile: Callable[[], None] = lambda: None
+        self.jobs: list[Callable[[], object]] = []
+
+    def in_background(self, action: Callable[[], object]) -> bool:
+        self.jobs.append(action)
+        return True
 
     def ids(self, *, idle: bool = False) -> list[str]:
         self._check()
@@ -74,3 +82,21 @@ def test_a_deletion_of_one_that_fails_during_another_one_is_done_later() -> None
     assert len(saved.names) == 1
     finder.delete("another text")
     assert saved.names == set()
+
+
+def test_no_turn_waits_for_the_deletion_of_old_conversations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ragkv.chat.finder.MAX_SAVED", 1)
+    monkeypatch.setattr("ragkv.chat.finder.TRIMMED", 1)
+    saved = Saved("chat-1", "chat-2", "named-1")
+    finder = finder_of(saved)
+    turn = SimpleNamespace(fork=lambda _: None, delete=lambda: None)
+    saved.is_away = True  # whoever asks it now fails
+    assert finder.save("text", FoundConversation(cast(Session, turn), 0)) == ()
+    (job,) = saved.jobs
+    job()
+    assert saved.names == {"chat-1", "chat-2", "named-1"}, "the next time that it is due"
+    saved.is_away = False
+    job()
+    assert saved.names == {"chat-1", "named-1"}

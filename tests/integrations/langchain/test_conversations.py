@@ -140,6 +140,7 @@ def test_beyond_the_limit_the_oldest_session_is_deleted(
     monkeypatch.setattr("ragkv.chat.finder.MAX_SAVED", 2)
     monkeypatch.setattr("ragkv.chat.finder.TRIMMED", 1)
     talks = [talk(llm, f"Question {n}?") for n in range(3)]
+    llm.shared.engine.flush()
     assert (
         len(
             [one for one in llm.shared.engine.sessions.list() if one.session_id.startswith("chat-")]
