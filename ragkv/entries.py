@@ -146,6 +146,8 @@ class Entries:
                     done.count(Counter(present=1))
                 elif evict or self.store.durable.room_bytes() >= needed:
                     batch.append(token_ids)
+                else:  # a look-up of each of the others could ask a server
+                    break
             if batch:
                 check()
                 self._encode_batch(batch, done, stop_of(check), watch)

@@ -5,7 +5,7 @@ document holds any more.
 """
 
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -13,7 +13,7 @@ from typing import Any, Self
 from ragkv.config import CHUNK_TOKENS, EngineConfig
 from ragkv.engine import Engine
 from ragkv.entries import EncodeReport
-from ragkv.errors import DocumentError
+from ragkv.errors import DocumentError, QueueError
 from ragkv.home import KnownHome
 from ragkv.retrieval import (
     Document,
@@ -178,21 +178,33 @@ class Corpus(Closing):
         on_begin: Progress | None = None,
     ) -> EncodeReport:
         """Compute and store the KV of documents that is not stored. A `QueueError` that `check`
-        raises ends the work.
+        raises ends the work, also while passages are tokenized: those that were not are left.
 
-        `on_begin` is told how many chunks lack KV, and how many bytes it will take.
+        `on_begin` is told how many chunks lack KV, and how many bytes it will take; of passages that
+        were not tokenized, at most.
 
         It ends, too, when the store has no room left: nothing is evicted for KV that no question
         needed yet. What is left is computed when a question needs it first, and kept.
         """
         entries = self.engine.entries
         with entries.watching() as watch:  # of what is deleted after it was read from the index
-            chunks = {chunk.token_ids: chunk for chunk in self.chunks(document_ids)}
+            passages = (one for each in document_ids for one in self.index.contents.passages(each))
+            texts = list(dict.fromkeys(passage.text for passage in passages))
+            chunks = dict[tuple[int, ...], Chunk]()
+            unread = len(texts)
+            with suppress(QueueError):
+                for text in texts:
+                    check()
+                    chunk = self.engine.chunk(text)
+                    chunks[chunk.token_ids] = chunk
+                    unread -= 1
             lacking, nbytes = entries.lacking(list(chunks.values()))
             if on_begin is not None:
-                on_begin(len(lacking), nbytes)
+                unread_bytes = unread * entries.encoder.entry_bytes(self.splitter.tokens)
+                on_begin(len(lacking) + unread, nbytes + unread_bytes)
             report = entries.encode(lacking, on_encode, check, evict=False, watch=watch)
-        return replace(report, present=report.present + len(chunks) - len(lacking))
+        present = report.present + len(chunks) - len(lacking)
+        return replace(report, present=present, left=report.left + unread)
 
     def delete(self, document_ids: str | Iterable[str]) -> IngestReport:
         """Delete documents with their passages, and the KV of each text that no other document

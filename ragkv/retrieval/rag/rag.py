@@ -149,20 +149,25 @@ class Rag(Closing):
         """
         check_words("question", question)
         check_kind("k", k, int)
+        check_kind("session", session, Session, type(None))
         check_names(options, RagOptions)
         retriever = options.pop("retriever", None)
         where = options.pop("where", None)
         order = options.pop("order", None)
         request = self.engine.request(question, **cast("AnswerOptions", options))
-        hits = self.retrieve(
-            question,
-            k,
-            retriever=retriever,
-            where=where,
-            order=order,
-            before=session,
-            check=request.claim.check,
-        )
+        with self.engine.parts.scheduler.request():
+            if session is not None:  # another replica may have added the question before this one
+                self.engine.sessions.check_usable(session)
+                session.bring_up_to_date()
+            hits = self.retrieve(
+                question,
+                k,
+                retriever=retriever,
+                where=where,
+                order=order,
+                before=session,
+                check=request.claim.check,
+            )
         chunks = tuple(self.chunks_of(hits))
         # the search counts for the first token's time, but not as waiting for the engine
         return replace(request, chunks=chunks, began_s=request.claim.elapsed_s()), hits

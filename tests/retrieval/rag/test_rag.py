@@ -15,6 +15,7 @@ from ragkv.entries import Entries
 from ragkv.errors import CancelledError, DeadlineError, InputError, RagKVError
 from ragkv.retrieval import Document
 from ragkv.retrieval.rag import Corpus, Rag, sweep
+from ragkv.store.durable import DurableTiers
 from tests.cli.conftest import model_folder  # noqa: F401 - a fixture
 from tests.faults import raising
 
@@ -179,6 +180,7 @@ def test_the_search_counts_for_the_first_tokens_time(rag: Rag) -> None:
         (dict(max_new_tokens=0), "max_new_tokens is 0"),
         (dict(ratio=2.0), "ratio"),
         (dict(order="worst"), "best-last"),
+        (dict(session="alice"), "session"),
     ],
 )
 def test_a_wrong_option_is_refused_before_the_search(
@@ -197,3 +199,92 @@ def test_stop_strings_may_come_from_an_iterator(rag: Rag) -> None:
     stop = whole[len(whole) // 2]
     cut = rag.ask("Who founded Marl?", max_new_tokens=8, stop=iter([stop])).answer.text
     assert whole and cut == whole[: whole.index(stop)]
+
+
+def test_a_deleted_conversation_is_refused_before_the_search(
+    rag: Rag, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = rag.engine.session("s")
+    session.delete()
+    monkeypatch.setattr(type(rag.index), "search", raising(AssertionError("it searched")))
+    with pytest.raises(InputError, match="was deleted"):
+        rag.ask("Who founded Marl?", session=session)
+
+
+def test_a_follow_up_is_searched_with_the_question_that_another_replica_added(
+    rag: Rag, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other replica is simulated: the session has the question once it is brought up to date."""
+    rag.corpus.ingest(DOCUMENTS)
+    session = rag.engine.session("s")
+    monkeypatch.setattr(
+        session, "bring_up_to_date", lambda: rag.engine.append(session, "Who founded Marl?", "Ada")
+    )
+    searched = rag.index.search
+    queries: list[str] = []
+
+    def search(query: str, *arguments: Any, **more: Any) -> Any:
+        queries.append(query)
+        return searched(query, *arguments, **more)
+
+    monkeypatch.setattr(rag.index, "search", search)
+    rag.ask("And when?", session=session, max_new_tokens=1)
+    assert queries == ["who founded marl ?\nAnd when?"]  # as the tokenizer decodes it
+
+
+def test_nothing_is_encoded_in_the_background_during_the_search(
+    rag: Rag, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rag.corpus.ingest(DOCUMENTS)
+    searched = rag.index.search
+    busy: list[bool] = []
+
+    def search(*arguments: Any, **more: Any) -> Any:
+        busy.append(rag.engine.parts.idle_time.busy)
+        return searched(*arguments, **more)
+
+    monkeypatch.setattr(rag.index, "search", search)
+    rag.ask("Who founded Marl?", max_new_tokens=1)
+    assert busy == [True] and not rag.engine.parts.idle_time.busy
+
+
+def test_what_ends_an_encoding_ends_it_while_passages_are_tokenized(
+    rag: Rag, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [document.id for document in DOCUMENTS]
+    rag.corpus.ingest(DOCUMENTS, encode=False)
+    tokenized = Engine.chunk
+    texts: list[str] = []
+    begun: list[tuple[int, int]] = []
+
+    def chunk(engine: Engine, text: str) -> Any:
+        texts.append(text)
+        return tokenized(engine, text)
+
+    def check() -> None:
+        if texts:
+            raise DeadlineError("The time is over.")
+
+    monkeypatch.setattr(Engine, "chunk", chunk)
+    report = rag.corpus.encode(ids, check=check, on_begin=lambda *lacks: begun.append(lacks))
+    assert texts == [DOCUMENTS[0].text]
+    assert (report.encoded, report.present, report.left) == (0, 0, 2)
+    assert [lacks for lacks, _ in begun] == [2]
+    assert rag.corpus.encode(ids).encoded == 2
+
+
+def test_a_full_store_ends_an_encoding_without_a_look_up_of_each_chunk(
+    rag: Rag, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rag.corpus.ingest(DOCUMENTS, encode=False)
+    ensured = DurableTiers.ensure
+    asked: list[Any] = []
+
+    def ensure(tiers: DurableTiers, *arguments: Any) -> bool:
+        asked.append(arguments)
+        return ensured(tiers, *arguments)
+
+    monkeypatch.setattr(DurableTiers, "ensure", ensure)
+    monkeypatch.setattr(DurableTiers, "room_bytes", lambda _: 0)
+    report = rag.corpus.encode([document.id for document in DOCUMENTS])
+    assert (report.encoded, report.left, len(asked)) == (0, 2, 1)
