@@ -8,6 +8,8 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,7 +19,7 @@ from ragkv.store.entry import EntryInfo, EntryKey, Identity, StoredEntry
 from ragkv.store.record import RecordHead, bytes_of, parse_head, record_of
 from ragkv.store.tiers.base import UNLIMITED_BYTES, Tier, TierRequest
 from ragkv.store.tiers.lease import StoredLease
-from ragkv.store.tiers.stats import TierStats
+from ragkv.store.tiers.stats import Counts, TierStats
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +58,7 @@ class ToyTier(Tier):
         self._capacity_bytes = capacity_bytes
         self._records: OrderedDict[EntryKey, bytes] = OrderedDict()
         self._used_bytes = 0  # of the records
-        self._counts = dict.fromkeys(
-            ("hits", "misses", "evictions", "damaged", "read_bytes", "written_bytes"), 0
-        )
+        self._counts = Counts()
         self._lock = threading.Lock()
 
     def lease(self, identity: Identity, token_ids: Sequence[int]) -> ToyLease | None:
@@ -67,7 +67,7 @@ class ToyTier(Tier):
             record = self._records.get(key)
         if record is not None:
             try:
-                head = parse_head(key, record, lambda size: record[:size])
+                head = parse_head(key, record, partial(_start, record))
                 head.info.check(identity, token_ids)
                 self.count(hits=1)
                 return ToyLease(self, head, record)
@@ -91,7 +91,7 @@ class ToyTier(Tier):
             while self._used_bytes > self._capacity_bytes:
                 _, first = self._records.popitem(last=False)
                 self._used_bytes -= len(first)
-                self._counts["evictions"] += 1
+                self._counts.evictions += 1
         self.count(written_bytes=len(record))
         return True
 
@@ -110,7 +110,7 @@ class ToyTier(Tier):
             records = list(self._records.items())
         for key, record in records:
             try:
-                head = parse_head(key, record, lambda size, whole=record: whole[:size])
+                head = parse_head(key, record, partial(_start, record))
             except EntryDamagedError:
                 yield key, None
             else:
@@ -119,9 +119,8 @@ class ToyTier(Tier):
     def stats(self) -> TierStats:
         with self._lock:
             held = len(self._records)
-            return TierStats(
-                self.kind, held, self._used_bytes, self._capacity_bytes, **self._counts
-            )
+            counts = asdict(self._counts)
+            return TierStats(self.kind, held, self._used_bytes, self._capacity_bytes, **counts)
 
     def scratch(self, folder: Path) -> "ToyTier":
         return ToyTier(UNLIMITED_BYTES)
@@ -133,7 +132,11 @@ class ToyTier(Tier):
         """Add to the counts."""
         with self._lock:
             for name, number in more.items():
-                self._counts[name] += number
+                setattr(self._counts, name, getattr(self._counts, name) + number)
+
+
+def _start(record: bytes, size: int) -> bytes:
+    return record[:size]
 
 
 def open_toy(asked: TierRequest) -> ToyTier:
