@@ -42,7 +42,6 @@ function shown(title, body, yes, take, tone) {
   $("dialog-body").replaceChildren(...body, wrong);
   $("dialog-yes").textContent = yes;
   $("dialog-yes").className = `primary ${tone}`;
-  $("dialog-no").hidden = yes === "Close";
   return new Promise((resolve) => {
     /** @type {any} */
     let result = null;
@@ -62,7 +61,7 @@ function shown(title, body, yes, take, tone) {
     box.onclose = () => resolve(result);
     box.showModal();
     (
-      $("dialog-body").querySelector("input:not([type=checkbox]), textarea") ??
+      $("dialog-body").querySelector("input, textarea") ??
       $(tone === "danger" ? "dialog-no" : "dialog-yes")
     ).focus();
   });

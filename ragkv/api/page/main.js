@@ -8,11 +8,9 @@ import * as documents from "./documents.js";
 import { $, el, say, small } from "./dom.js";
 import { close, opened, side } from "./drawer.js";
 import * as examples from "./examples.js";
-import * as keyboard from "./keyboard.js";
 import * as sessions from "./sessions.js";
 import * as settings from "./settings.js";
 import { bus, changed, update, view } from "./state.js";
-import * as tiers from "./tiers.js";
 import * as transcripts from "./transcripts.js";
 import { measure } from "./timing.js";
 import { count } from "./words.js";
@@ -239,21 +237,6 @@ async function forgetKey() {
   if (done) location.reload();
 }
 
-function theme() {
-  const dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  const root = document.documentElement;
-  const now = root.dataset.theme ?? (dark ? "dark" : "light");
-  const next = now === "dark" ? "light" : "dark";
-  if (next === (dark ? "dark" : "light")) {
-    delete root.dataset.theme;
-    localStorage.removeItem("ragkv.theme");
-  } else {
-    root.dataset.theme = next;
-    localStorage.setItem("ragkv.theme", next);
-  }
-  say(`${next} theme`);
-}
-
 function composer() {
   const field = $("question");
   const grow = () => {
@@ -275,13 +258,15 @@ function composer() {
     grow();
     ask(question);
   });
-  $("stop").addEventListener("click", stop);
+  $("stop").addEventListener("click", () => current?.stop());
 }
 
-/** @returns {boolean} whether there was something to stop */
-function stop() {
-  current?.stop();
-  return Boolean(current);
+/** Close what is open, or stop the answer. */
+function escape() {
+  if (opened()) close();
+  else if (document.body.classList.contains("side-open")) side(false);
+  else if (current) current.stop();
+  else $("question").focus();
 }
 
 onKeyNeeded(askForKey);
@@ -289,8 +274,6 @@ composer();
 settings.setUp();
 collections.setUp();
 documents.setUp();
-keyboard.setUp(stop);
-$("theme").addEventListener("click", theme);
 $("key").addEventListener("click", forgetKey);
 $("menu").addEventListener("click", () => side(true));
 $("skip").addEventListener("click", (/** @type {Event} */ event) => {
@@ -319,7 +302,10 @@ bus.addEventListener("forked", (event) => {
     (said.get(from) ?? []).filter((node) => node.classList.contains("whole")),
   );
 }); // only one of the two is shown at a time
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !event.defaultPrevented && !$("dialog").open) escape();
+});
 begin().then(() => {
   sessions.setUp();
-  tiers.setUp();
+  settings.learn();
 });

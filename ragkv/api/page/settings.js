@@ -3,6 +3,7 @@
  * the server's setting is not sent.
  */
 
+import { Failure, get } from "./api.js";
 import { $ } from "./dom.js";
 import { bus, update, view } from "./state.js";
 
@@ -23,11 +24,15 @@ export function asked() {
   return how;
 }
 
-/** @param {{ratio?: number|null, selector?: string}} stats what the server would do by itself */
-export function serverDoes(stats) {
-  if (stats.ratio === server.ratio && stats.selector === server.selector) return;
-  server = { ratio: stats.ratio, selector: stats.selector ?? "" };
-  draw();
+/** Ask what the server would do by itself. */
+export async function learn() {
+  try {
+    const { ratio, selector } = await get("stats", { quiet: true });
+    server = { ratio, selector: selector ?? "" };
+    draw();
+  } catch (error) {
+    if (!(error instanceof Failure)) throw error;
+  }
 }
 
 const number = (/** @type {number} */ ratio) => ratio.toFixed(2);
@@ -94,5 +99,6 @@ export function setUp() {
     );
   }
   bus.addEventListener("view", draw);
+  bus.addEventListener("key", learn);
   draw();
 }

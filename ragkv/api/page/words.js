@@ -14,17 +14,6 @@ export function duration(seconds) {
   return `${ms >= 10 || ms === 0 ? Math.round(ms) : ms.toFixed(1)} ms`;
 }
 
-/** @param {number} n */
-export function bytes(n) {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-  let at = 0;
-  while (n >= 1024 && at < units.length - 1) {
-    n /= 1024;
-    at += 1;
-  }
-  return `${at === 0 || n >= 100 ? Math.round(n) : n.toFixed(1)} ${units[at]}`;
-}
-
 /** @param {number} seconds since the epoch */
 export function ago(seconds) {
   const past = Date.now() / 1000 - seconds;

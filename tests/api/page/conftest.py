@@ -152,5 +152,5 @@ def page(server: str, browser: Any) -> Iterator[Any]:
 def asked(page: Any, library: str) -> Any:
     """A tab on the collection `library`, ready for a question."""
     page.goto(f"/#collection={library}")
-    page.wait_for_selector(".tier")
+    page.wait_for_selector("#sessions li")
     return page

@@ -29,7 +29,7 @@ def fresh(page: Any, library: str, request: pytest.FixtureRequest) -> Any:
     """A tab on a new collection that was created on the page."""
     name = request.node.name.replace("[", "-").replace("]", "")[-60:].lstrip("_-")
     page.goto(f"/#collection={library}")
-    page.wait_for_selector(".tier")
+    page.wait_for_selector("#sessions li")
     page.select_option("#collection", label="New collection …")
     page.get_by_label("Name", exact=True).fill(name)
     page.keyboard.press("Enter")

@@ -153,7 +153,7 @@ def test_an_api_key_is_stored_in_the_tab_only(page: Any) -> None:
     page.get_by_text("did not accept that key").wait_for()
     page.get_by_label("Key", exact=True).fill("rk-good")
     page.get_by_role("button", name="Use this key").click()
-    page.wait_for_selector(".tier")
+    page.wait_for_selector("#sessions li")
     assert page.evaluate("sessionStorage.getItem('ragkv.key')") == "rk-good"
     assert page.evaluate("[JSON.stringify(localStorage).includes('rk-'), document.cookie]") == [
         False,

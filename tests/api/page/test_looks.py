@@ -12,7 +12,7 @@ from .helpers import ask, put
 
 def test_asking_a_question_needs_no_mouse(page: Any, library: str) -> None:
     page.goto(f"/#collection={library}")
-    page.wait_for_selector(".tier")
+    page.wait_for_selector("#sessions li")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") == "skip"
     page.keyboard.press("Enter")
@@ -22,15 +22,15 @@ def test_asking_a_question_needs_no_mouse(page: Any, library: str) -> None:
     assert page.input_value("#question").endswith("\n")
     page.keyboard.press("Enter")
     page.wait_for_selector(".turn.whole")
-    page.evaluate("document.activeElement.blur()")
-    page.keyboard.press("1")
+    page.focus(".chip[data-number='1']")
+    page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "drawer-title"
     assert page.locator("#drawer-title").inner_text() == "Source 1"
     page.keyboard.press("Escape")
     assert page.locator("#drawer").is_hidden()
     # the focus is back on the chip
     assert page.evaluate("document.activeElement.dataset.number") == "1"
-    page.keyboard.press("p")
+    page.focus(".strip [tabindex='0']")
     first = page.locator(".strip-detail").inner_text()
     page.keyboard.press("ArrowRight")
     assert page.locator(".strip-detail").inner_text() != first
@@ -39,13 +39,11 @@ def test_asking_a_question_needs_no_mouse(page: Any, library: str) -> None:
     assert page.locator("#drawer").is_visible()
     page.keyboard.press("Escape")
     assert page.evaluate("document.activeElement.dataset.kind") == "chunk"
-    page.keyboard.press("m")
+    page.focus(".measure")
+    page.keyboard.press("Enter")
     page.wait_for_selector(".comparison")
-    page.keyboard.press("n")
+    page.keyboard.press("Escape")  # nothing is open, and no answer is being written
     assert page.evaluate("document.activeElement.id") == "question"
-    page.keyboard.type("d/t?1")
-    assert page.input_value("#question") == "d/t?1"  # typed keys are not shortcuts
-    assert page.locator("#dialog").is_hidden()
 
 
 def test_every_control_is_reached_by_tab_with_a_visible_focus(asked: Any) -> None:
