@@ -24,7 +24,7 @@ from .errors import RagKVError
 from .prompt import (
     AnswerEvents,
     AnswerOptions,
-    ChunkLike,
+    PieceLike,
     PrefilledPrompt,
     PrefillOptions,
     PromptReport,
@@ -96,7 +96,7 @@ class Engine(Closing):
     def answer(
         self,
         question: str | Sequence[int],
-        chunks: Sequence[ChunkLike] = (),
+        chunks: Sequence[PieceLike] = (),
         session: Session | None = None,
         **options: Unpack[AnswerOptions],
     ) -> Answer:
@@ -112,7 +112,7 @@ class Engine(Closing):
     def stream(
         self,
         question: str | Sequence[int],
-        chunks: Sequence[ChunkLike] = (),
+        chunks: Sequence[PieceLike] = (),
         session: Session | None = None,
         **options: Unpack[AnswerOptions],
     ) -> AnswerEvents:
@@ -133,7 +133,7 @@ class Engine(Closing):
     def request(
         self,
         question: str | Sequence[int],
-        chunks: Sequence[ChunkLike] = (),
+        chunks: Sequence[PieceLike] = (),
         **options: Unpack[AnswerOptions],
     ) -> Request:
         """A checked request, whose `claim` begins now. `stream` and `answer` make one themselves.
@@ -167,7 +167,7 @@ class Engine(Closing):
     def prefill(
         self,
         question: str | Sequence[int],
-        chunks: Sequence[ChunkLike] = (),
+        chunks: Sequence[PieceLike] = (),
         session: Session | None = None,
         **options: Unpack[PrefillOptions],
     ) -> PrefilledPrompt:
@@ -184,7 +184,7 @@ class Engine(Closing):
         session: Session,
         question: str | Sequence[int],
         answer: str | Sequence[int],
-        chunks: Sequence[ChunkLike] = (),
+        chunks: Sequence[PieceLike] = (),
         **options: Unpack[PrefillOptions],
     ) -> PrefilledPrompt:
         """Add a turn whose answer is given: it is computed and stored in one pass, like one that

@@ -22,16 +22,23 @@ def brief(value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """A run of tokens that is retrieved, stored and fused as a whole. Its ids never change."""
+class Piece:
+    """A run of tokens of a prompt: a `Chunk`, or a `Text` among the chunks. Its ids never change."""
 
     token_ids: tuple[int, ...]
     text: str = ""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
     __repr__ = brief
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk(Piece):
+    """A run of tokens that is retrieved, stored and fused as a whole."""
+
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    __repr__ = brief
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,7 @@ class Excerpt(Chunk):
 
 
 @dataclass(frozen=True, slots=True)
-class Text(Chunk):
+class Text(Piece):
     """A run of the prompt among its chunks, such as a heading or a number: always computed, never
     stored.
 
@@ -58,6 +65,7 @@ class Text(Chunk):
     """
 
     opening: bool = False
+    __repr__ = brief
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +119,7 @@ class PromptSpan:
     tokens: int
     state: str  # "exact", "fused" or "computed"
     recomputed_at: tuple[int, ...] = ()  # recomputed tokens of a fused span, counted from its start
-    chunk: int | None = None  # index into the request's chunks that are no `Text`
+    chunk: int | None = None  # index into the request's chunks
     why: str | None = None  # why a chunk is computed instead of reused
 
     @property
@@ -124,7 +132,7 @@ class PromptSpan:
 class Citation:
     """A place where a chunk contains the answer."""
 
-    chunk: int  # index into the request's chunks that are no `Text`
+    chunk: int  # index into the request's chunks
     start: int  # character offsets in the chunk's text
     end: int
     source: str  # the chunk's document, from its metadata; "" if unknown

@@ -14,7 +14,7 @@ from ragkv.prompt import AnswerOptions, PromptReport
 from ragkv.retrieval import Hit
 from ragkv.runtime import Claim
 from ragkv.sessions import Session
-from ragkv.types import Answer, Chunk, Citation, TokenEvent
+from ragkv.types import Answer, Chunk, Citation, Piece, TokenEvent
 
 from .bodies.chat import ChatRequest
 from .bodies.resources import (
@@ -110,7 +110,7 @@ class AnswerJob:
     def stream(
         self,
         question: str | Sequence[int],
-        chunks: Sequence[Chunk],
+        chunks: Sequence[Piece],
         session: Session | None,
         **options: Unpack[AnswerOptions],
     ) -> AnswerSteps:
@@ -189,7 +189,7 @@ def title_from(question: str) -> str:
 
 def prefill_fields(report: PromptReport | Answer, numbers: Sequence[int | None]) -> dict[str, Any]:
     """The fields of a `PrefillReport`. `numbers` are the source numbers of the request's
-    `numbered` chunks.
+    chunks.
     """
     spans = []
     for span in report.spans:

@@ -2,7 +2,7 @@
 
     chat = ChatEngine(engine)
     prompt = chat.build_prompt(ChatInput(messages, documents))
-    events = engine.stream(prompt.question, prompt.chunks, separator="", ...)
+    events = engine.stream(prompt.question, prompt.pieces, separator="", ...)
     for event in chat.follow(prompt, events): ...
 
 The model's chat template renders the messages. Known chunk texts are found in the rendered text.

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from ragkv.config import MIB
 from ragkv.engine import Engine
 from ragkv.errors import PromptTooLongError
-from ragkv.prompt import numbered
+from ragkv.prompt import chunks_among
 from ragkv.runtime import cached_by_bytes
 from ragkv.sessions import Session
-from ragkv.types import Answer, Chunk, Text, TokenEvent
+from ragkv.types import Answer, Chunk, Piece, Text, TokenEvent
 
 from .catalogue import ChatDocument, ChunkCatalogue
 from .finder import ConversationFinder, FoundConversation
@@ -58,7 +58,7 @@ class ChatPrompt:
 
     messages: tuple[PlainMessage, ...]  # as rendered
     text: str  # the whole prompt
-    chunks: tuple[Chunk, ...]  # chunks and the text between them, in prompt order
+    pieces: tuple[Piece, ...]  # chunks and the text between them, in prompt order
     question: tuple[int, ...]  # token ids after the last chunk
     conversation: FoundConversation | None
     tools: tuple[Tool, ...] = ()
@@ -71,7 +71,7 @@ class ChatPrompt:
     @property
     def documents(self) -> tuple[Chunk, ...]:
         """The chunks without the text between them."""
-        return numbered(self.chunks)
+        return chunks_among(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,14 +253,14 @@ class ChatEngine:
         start: int,
         matches: Sequence[TextMatch],
         documents: Sequence[ChatDocument | None],
-    ) -> tuple[list[Chunk], tuple[int, ...]]:
+    ) -> tuple[list[Piece], tuple[int, ...]]:
         """The chunks from `start` on and the text between them, in order; and the ids behind the
         last chunk.
 
         Behind a chunk the separator is tokenized apart, so that a chat has the ids of the same
         question to `Engine.answer`.
         """
-        pieces: list[Chunk] = []
+        pieces: list[Piece] = []
         at = start
         for match, document in zip(matches, documents, strict=True):
             if match.start < start:

@@ -46,7 +46,7 @@ class Span:
     stop: int
     state: SpanState
     lease: Lease | None = None  # its stored KV; None if it is computed
-    chunk: int | None = None  # index into the request's `numbered` chunks
+    chunk: int | None = None  # index into the prompt's chunks
     block: int | None = None  # index into the history's blocks
     offset: int = 0  # the first token of the entry that is used
     why: str | None = None  # why a chunk is computed

@@ -10,10 +10,11 @@ from .intake import MAX_LOGPROBS, Intake, check_names
 from .lookup import Lookup
 from .prefill import Prefiller
 from .prefix_blocks import PrefixBlocks
-from .prompt import Prompt, Task, numbered, stored_ids
+from .prompt import Prompt, Task, chunks_among, stored_ids
 from .request import (
     AnswerOptions,
     ChunkLike,
+    PieceLike,
     PrefilledPrompt,
     PrefillOptions,
     PromptReport,
@@ -31,6 +32,7 @@ __all__ = [
     "AnswerEvents",
     "AnswerOptions",
     "ChunkLike",
+    "PieceLike",
     "Intake",
     "Lookup",
     "OwnModel",
@@ -47,6 +49,6 @@ __all__ = [
     "TurnKV",
     "check_names",
     "cite",
-    "numbered",
+    "chunks_among",
     "stored_ids",
 ]

@@ -91,7 +91,7 @@ class ActiveAnswer:
             finish_reason=self.reason,
             timing=timing,
             reuse=report.reuse,
-            citations=cite(self._text.text, self._request.chunks),
+            citations=cite(self._text.text, self._request.pieces),
             spans=report.spans,
             logprobs=tuple(self._logprobs),
         ).with_notes(*self.notes)

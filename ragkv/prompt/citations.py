@@ -9,9 +9,9 @@ import re
 from collections.abc import Sequence
 
 from ragkv.runtime.words import Word, words
-from ragkv.types import Chunk, Citation
+from ragkv.types import Citation, Piece
 
-from .prompt import numbered
+from .prompt import chunks_among
 
 # How an answer names a chunk, by its number from 1. Python refuses numbers of very many digits.
 MARKER = re.compile(r"\[(\d{1,4})\]")
@@ -20,14 +20,14 @@ LEAST_SIGNS = 2  # Other scripts write a word with fewer signs, and a particle w
 _ENDS = ".!?:\n"  # A capital letter after one of these is no sign of a name.
 
 
-def cite(answer: str, chunks: Sequence[Chunk]) -> tuple[Citation, ...]:
+def cite(answer: str, pieces: Sequence[Piece]) -> tuple[Citation, ...]:
     """One citation for each chunk that contains the answer or that it names as `[n]`. A `Text` is
     none, and has no number.
 
     Whole words count, in any of their writings and whatever stands between them: a line break,
     `**bold**`.
     """
-    chunks = numbered(chunks)
+    chunks = chunks_among(pieces)
     named = {int(number) - 1 for number in MARKER.findall(answer)} & set(range(len(chunks)))
     plain = (
         MARKER.sub(lambda marker: "" if int(marker[1]) - 1 in named else marker[0], answer)

@@ -30,5 +30,5 @@ def hint_of(lookup: Lookup, task: Task) -> PrefetchHint:
             group = conversation_group(task.session_id)
             entries.append(hinted(identity, block.token_ids, group))
         elif span.chunk is not None:
-            entries.append(hinted(lookup.identity, stored_ids(prompt.numbered[span.chunk])))
+            entries.append(hinted(lookup.identity, stored_ids(prompt.chunks[span.chunk])))
     return PrefetchHint(tuple(entries))

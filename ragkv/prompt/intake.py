@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ragkv.config import EngineConfig
 from ragkv.control import Methods
@@ -18,15 +18,17 @@ from ragkv.prompt.history import History
 from ragkv.runtime import Claim
 from ragkv.runtime.arguments import check_kind
 from ragkv.runtime.outside_text import token_ids
-from ragkv.types import Chunk, Text
+from ragkv.types import Chunk, Piece, Text
 
-from .prompt import Prompt, lay_out
-from .request import AnswerOptions, ChunkLike, PrefillOptions, Request
+from .prompt import Prompt, chunks_among, lay_out
+from .request import AnswerOptions, ChunkLike, PieceLike, PrefillOptions, Request
 from .shared_model import SharedModel
 from .template import TemplateRuns
 
 if TYPE_CHECKING:
     from .constraints.grammar import Grammar
+
+P = TypeVar("P", bound=Piece)
 
 # The limit of an answer, if the caller gives none.
 MAX_NEW_TOKENS = 64
@@ -70,15 +72,24 @@ class Intake:
         return self._checked(chunk)
 
     def chunks(self, chunks: Sequence[ChunkLike]) -> tuple[Chunk, ...]:
-        """Chunks from chunks, texts and id sequences. Raises what `chunk` raises."""
+        """Chunks from chunks, texts and id sequences. Raises what `chunk` raises, and `InputError`
+        for a `Text`.
+        """
+        found = self.pieces(chunks)
+        if len(own := chunks_among(found)) < len(found):
+            raise InputError("A Text has no stored KV: give chunks, texts or token ids.")
+        return own
+
+    def pieces(self, chunks: Sequence[PieceLike]) -> tuple[Piece, ...]:
+        """As `chunks`, with the `Text` among them. Raises what `chunk` raises."""
         check_kind("chunks", chunks, Iterable)
-        if isinstance(chunks, str | Chunk):
+        if isinstance(chunks, str | Piece):
             raise InputError(
                 "One chunk was given where a sequence of chunks is needed: put it in a list."
             )
         return tuple(
-            self._checked(chunk) if isinstance(chunk, Chunk) else self.chunk(chunk)
-            for chunk in chunks
+            self._checked(piece) if isinstance(piece, Piece) else self.chunk(piece)
+            for piece in chunks
         )
 
     def token_ids(self, text_or_ids: str | Sequence[int]) -> tuple[int, ...]:
@@ -88,7 +99,7 @@ class Intake:
     def prefill_request(
         self,
         question: str | Sequence[int],
-        chunks: Sequence[ChunkLike],
+        chunks: Sequence[PieceLike],
         options: PrefillOptions,
         answer: str | Sequence[int] = (),
         *,
@@ -102,7 +113,7 @@ class Intake:
         claim = self.claim(options)
         request = Request(
             question=self.token_ids(question),
-            chunks=self.chunks(chunks),
+            pieces=self.pieces(chunks),
             method=self._methods.of(options),
             claim=claim,
             began_s=claim.elapsed_s(),
@@ -116,7 +127,7 @@ class Intake:
         return request
 
     def answer_request(
-        self, question: str | Sequence[int], chunks: Sequence[ChunkLike], options: AnswerOptions
+        self, question: str | Sequence[int], chunks: Sequence[PieceLike], options: AnswerOptions
     ) -> Request:
         """A request whose answer is decoded. Raises `InputError`."""
         request = self.prefill_request(question, chunks, options, known=AnswerOptions)
@@ -178,13 +189,13 @@ class Intake:
         given = options.get("separator")
         return self.separator if given is None else self.token_ids(given) if given else ()
 
-    def _checked(self, chunk: Chunk) -> Chunk:
-        if isinstance(chunk, Text) and not chunk.token_ids and chunk.text:
-            chunk = replace(chunk, token_ids=self.token_ids(chunk.text))
-        if not chunk.token_ids:
+    def _checked(self, piece: P) -> P:
+        if isinstance(piece, Text) and not piece.token_ids and piece.text:
+            piece = replace(piece, token_ids=self.token_ids(piece.text))
+        if not piece.token_ids:
             raise InputError("A chunk has no tokens; leave empty chunks out.")
-        self._check_ids(chunk.token_ids)
-        return chunk
+        self._check_ids(piece.token_ids)
+        return piece
 
     def _check_ids(self, token_ids: Sequence[int]) -> None:
         if token_ids and (min(token_ids) < 0 or max(token_ids) >= self._vocabulary):

@@ -86,7 +86,7 @@ class Lookup:
             block = prompt.blocks[span.block]
             return None if writer.key(block) in damaged else writer.lease(block)
         if span.chunk is not None:
-            ids = stored_ids(prompt.numbered[span.chunk])
+            ids = stored_ids(prompt.chunks[span.chunk])
             is_damaged = self.identity.key(ids) in damaged
             return None if is_damaged else self.store.lease(self.identity, ids)
         prefix = self.prefix
@@ -106,7 +106,7 @@ class Lookup:
 def _missed_ids(prompt: Prompt, spans: Sequence[Span]) -> dict[int, tuple[int, ...]]:
     """The stored ids of the chunks, by their index, that are wanted and have no lease."""
     return {
-        span.chunk: stored_ids(prompt.numbered[span.chunk])
+        span.chunk: stored_ids(prompt.chunks[span.chunk])
         for span in spans
         if span.chunk is not None and span.is_missed
     }

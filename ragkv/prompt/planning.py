@@ -64,7 +64,7 @@ def wanted_spans(prompt: Prompt, method: Method, rope_digest: str) -> list[Span]
                 and (prompt.own_prefix or not start)
             )
             state = SpanState.EXACT if leads else SpanState.FUSED
-            whole = prompt.numbered[chunk]
+            whole = prompt.chunks[chunk]
             offset = whole.offset if isinstance(whole, Excerpt) else 0
             spans.append(Span(SpanKind.CHUNK, start, stop, state, chunk=chunk, offset=offset))
     if prompt.tail:

@@ -13,7 +13,7 @@ from ragkv.config import SessionConfig
 from ragkv.errors import InputError, PromptTooLongError
 from ragkv.prompt.history import Block, History, fitted
 from ragkv.runtime import Claim
-from ragkv.types import Chunk, Excerpt, Text
+from ragkv.types import Chunk, Excerpt, Piece, Text
 
 from .request import Request
 from .template import TemplateRuns
@@ -28,7 +28,7 @@ class Prompt:
     """The runs of one prompt, in order."""
 
     prefix: tuple[int, ...]
-    chunks: tuple[Chunk, ...]  # chunks, and `Text` between them
+    pieces: tuple[Piece, ...]  # chunks, and `Text` between them
     tail: tuple[int, ...]  # the question, the rest of the template, then a given answer
     history: History | None = None  # of its conversation, cut to fit; None: it has none
     separator: tuple[int, ...] = ()  # computed after each chunk that no text follows
@@ -36,7 +36,7 @@ class Prompt:
     notes: tuple[str, ...] = ()  # what the report says about the history and the length
     answer_tokens: int = 0  # the most tokens of the answer that were asked for, or that fit
     question_tokens: int = 0  # the first ids of `tail`: those of the question
-    numbered: tuple[Chunk, ...] = field(init=False)  # `chunks` without the `Text` between them
+    chunks: tuple[Chunk, ...] = field(init=False)  # those among `pieces`
     past_ids: tuple[int, ...] = field(init=False)  # the ids of the history
     token_ids: tuple[int, ...] = field(init=False)  # all S ids
 
@@ -44,7 +44,7 @@ class Prompt:
         past_ids = () if self.history is None else self.history.token_ids
         body = (ids for ids, _ in self.body)
         token_ids = tuple(chain(self.prefix, past_ids, *body, self.tail))
-        object.__setattr__(self, "numbered", numbered(self.chunks))
+        object.__setattr__(self, "chunks", chunks_among(self.pieces))
         object.__setattr__(self, "past_ids", past_ids)
         object.__setattr__(self, "token_ids", token_ids)
 
@@ -65,16 +65,16 @@ class Prompt:
 
     @property
     def body(self) -> Iterator[tuple[tuple[int, ...], int | None]]:
-        """The runs between history and question, each with its index in `numbered`; `None` is text.
+        """The runs between history and question, each with its index in `chunks`; `None` is text.
 
         The separator comes after a chunk and never before the first one.
         """
         numbers = count()
-        for chunk, after in zip_longest(self.chunks, self.chunks[1:]):
-            if isinstance(chunk, Text):
-                yield chunk.token_ids, None
+        for piece, after in zip_longest(self.pieces, self.pieces[1:]):
+            if isinstance(piece, Text):
+                yield piece.token_ids, None
                 continue
-            yield chunk.token_ids, next(numbers)
+            yield piece.token_ids, next(numbers)
             if self.separator and not isinstance(after, Text):
                 yield self.separator, None
 
@@ -94,9 +94,9 @@ class Task:
         return self.request.claim
 
 
-def numbered(chunks: Iterable[Chunk]) -> tuple[Chunk, ...]:
-    """The chunks without the `Text` among them: spans and citations give the index into these."""
-    return tuple(chunk for chunk in chunks if not isinstance(chunk, Text))
+def chunks_among(pieces: Iterable[Piece]) -> tuple[Chunk, ...]:
+    """The chunks, without the `Text` among them: spans and citations give the index into these."""
+    return tuple(piece for piece in pieces if isinstance(piece, Chunk))
 
 
 def stored_ids(chunk: Chunk) -> tuple[int, ...]:
@@ -149,15 +149,15 @@ def check_length(length: int, answer_tokens: int, context_length: int) -> None:
 
 
 def _without_history(request: Request, runs: TemplateRuns) -> Prompt:
-    chunks = request.chunks
+    pieces = request.pieces
     prefix = () if request.raw else runs.before_documents
-    if chunks and isinstance(chunks[0], Text) and chunks[0].opening:
-        prefix = chunks[0].token_ids
-        chunks = chunks[1:]
+    if pieces and isinstance(pieces[0], Text) and pieces[0].opening:
+        prefix = pieces[0].token_ids
+        pieces = pieces[1:]
     template_tail = () if request.raw else runs.after_question
     return Prompt(
         prefix=prefix,
-        chunks=chunks,
+        pieces=pieces,
         tail=request.question + template_tail + request.given_answer,
         separator=request.separator,
         own_prefix=prefix == runs.before_documents,

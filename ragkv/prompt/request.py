@@ -15,12 +15,13 @@ from ragkv.model import PromptKV, Recording
 from ragkv.model.decode.sampling import GREEDY, Sampling
 from ragkv.prompt.constraints import ResponseFormat
 from ragkv.runtime import Claim
-from ragkv.types import Chunk, PromptSpan, Reuse, Timing
+from ragkv.types import Chunk, Piece, PromptSpan, Reuse, Timing
 
 if TYPE_CHECKING:
     from .constraints.grammar import Grammar
 
 ChunkLike = Chunk | str | Sequence[int]
+PieceLike = Piece | str | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class Request:
     """What a caller asked, validated and tokenized."""
 
     question: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
+    pieces: tuple[Piece, ...]  # chunks, and `Text` between them
     method: Method
     claim: Claim  # the first token's time counts from its beginning
     began_s: float = 0.0  # the claim's age when the engine was asked

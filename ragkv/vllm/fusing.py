@@ -14,7 +14,7 @@ from typing import cast
 from ragkv.engine import Engine
 from ragkv.errors import RagKVError, SessionConflictError
 from ragkv.fusion import Selection
-from ragkv.prompt import PrefilledPrompt, PrefillOptions, numbered, stored_ids
+from ragkv.prompt import PrefilledPrompt, PrefillOptions, chunks_among, stored_ids
 from ragkv.prompt.history import Block, History, Part, PartKind
 from ragkv.runtime import Closing, openmp
 from ragkv.sessions import Session
@@ -136,7 +136,7 @@ class FusingQueue(Closing):
 
     def _is_stored(self, job: PromptJob, found: FusedLayout, engine: Engine) -> bool:
         """Whether enough of the prompt has stored KV; else the job gets the reason."""
-        chunks = numbered(found.runs)
+        chunks = chunks_among(found.runs)
         lacking = [run for run in chunks if not engine.entries.has(stored_ids(run))]
         stored = found.held + sum(map(len, chunks)) - sum(map(len, lacking))
         # up to the end of the last chunk

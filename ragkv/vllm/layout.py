@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationErr
 
 from ragkv.body_errors import describe_errors
 from ragkv.errors import InputError
-from ragkv.types import Chunk, Text
+from ragkv.types import Piece, Text
 
 from .chunk_index import ChunkIndex, Occurrence
 
@@ -79,7 +79,7 @@ class FusedLayout:
     """A prompt whose first `promised` tokens ragkv fuses."""
 
     token_ids: tuple[int, ...]  # (S,) the whole prompt
-    runs: tuple[Chunk, ...]  # the prefix, and behind the history chunks with `Text` between them
+    runs: tuple[Piece, ...]  # the prefix, and behind the history chunks with `Text` between them
     held: int  # tokens of history between prefix and chunks
     # up to the end of the last chunk, or all that are kept, at most S - 1: vLLM computes the others
     promised: int
@@ -110,7 +110,7 @@ def layout(
         else sorted(Occurrence(start, stop) for start, stop in wish.chunks)
     )
     begins = bool(prefix) and ids[: len(prefix)] == tuple(prefix)
-    runs: list[Chunk] = [Text(tuple(prefix), opening=True)] if begins else []
+    runs: list[Piece] = [Text(tuple(prefix), opening=True)] if begins else []
     at = sum(map(len, runs)) + held
     found = [one for one in (index.find(ids) if named is None else named) if one.start >= at]
     if not found and not held:

@@ -39,7 +39,7 @@ def ask(chat: ChatEngine, *turns: PlainMessage) -> tuple[ChatPrompt, Answer]:
     prompt = chat.build_prompt(ChatInput(turns, ()))
     assert prompt.conversation is not None
     session = prompt.conversation.session
-    return prompt, chat.engine.answer(prompt.question, prompt.chunks, session, max_new_tokens=4)
+    return prompt, chat.engine.answer(prompt.question, prompt.pieces, session, max_new_tokens=4)
 
 
 def earlier_turns(chat: ChatEngine, *turns: PlainMessage) -> int:
@@ -135,7 +135,7 @@ def test_one_stored_chunk_serves_a_passage_in_every_template(
     assert [chunk.token_ids for chunk in prompt.documents] == [
         engine.chunk(text).token_ids for text in PASSAGES
     ]
-    reuse = engine.prefill(prompt.question, prompt.chunks, separator="").reuse
+    reuse = engine.prefill(prompt.question, prompt.pieces, separator="").reuse
     assert reuse.missed_chunks == 0
     not_first = prompt.documents[1:]  # the first one may be computed
     assert reuse.exact + reuse.fused + reuse.recomputed >= sum(map(len, not_first))
@@ -189,7 +189,7 @@ class TestFollow:
     def test_an_answer_comes_whole_and_its_turn_is_saved(self, chat: ChatEngine) -> None:
         prompt = chat.build_prompt(ChatInput(TURNS, ()))
         events = chat.engine.stream(
-            prompt.question, prompt.chunks, prompt.session, max_new_tokens=4, separator=""
+            prompt.question, prompt.pieces, prompt.session, max_new_tokens=4, separator=""
         )
         *steps, last = chat.follow(prompt, events)
         assert isinstance(last, ChatAnswer)

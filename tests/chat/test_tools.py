@@ -188,13 +188,13 @@ def test_chunks_behind_tools_are_fused_and_never_exact() -> None:
         states = {}
         for name, tools in (("without", ()), ("with", (TOOL,))):
             prompt = chat.build_prompt(ChatInput(turns, (), tools))
-            engine.prefill(prompt.question, prompt.chunks)
-            spans = engine.prefill(prompt.question, prompt.chunks, ratio=0.0).spans
+            engine.prefill(prompt.question, prompt.pieces)
+            spans = engine.prefill(prompt.question, prompt.pieces, ratio=0.0).spans
             states[name] = [span.state for span in spans if span.kind == "chunk"]
-            exact = engine.prefill(prompt.question, prompt.chunks, reuse="prefix")
-            full = engine.prefill(prompt.question, prompt.chunks, reuse="none")
+            exact = engine.prefill(prompt.question, prompt.pieces, reuse="prefix")
+            full = engine.prefill(prompt.question, prompt.pieces, reuse="none")
             assert (exact.logits - full.logits).abs().max() < 1e-3
-            whole = engine.prefill(prompt.question, prompt.chunks, ratio=1.0)
+            whole = engine.prefill(prompt.question, prompt.pieces, ratio=1.0)
             assert (whole.logits - full.logits).abs().max() < 1e-3
         assert states == {"without": ["exact", "fused"], "with": ["fused", "fused"]}
 
@@ -209,7 +209,7 @@ def test_a_dialogue_goes_on_from_a_tools_result_where_the_template_writes_it_as_
         assert prompt.conversation is not None
         session = prompt.conversation.session
         answer = engine.answer(
-            prompt.question, prompt.chunks, session, response_format=form, max_new_tokens=120
+            prompt.question, prompt.pieces, session, response_format=form, max_new_tokens=120
         )
         text, calls = find_calls(answer.text, ["search"])
         chat.save_turn(prompt, answer, text, calls)

@@ -30,6 +30,16 @@ def test_text_among_chunks_stays_in_its_place_and_is_computed(engine: Engine) ->
     assert prefill.reuse.missed_chunks == 0
 
 
+def test_only_chunks_of_a_prompt_have_an_index_and_stored_kv(engine: Engine) -> None:
+    prefill = engine.prefill(Q, [HEAD, A, SEPARATOR, B], ratio=0.0)
+    indices = [span.chunk for span in prefill.spans]
+    assert [index for index in indices if index is not None] == [0, 1]
+    for work in (engine.entries.encode, engine.entries.delete, engine.entries.keys):
+        with pytest.raises(InputError, match="A Text has no stored KV"):
+            work([A, SEPARATOR])  # type: ignore[list-item, operator]
+    assert engine.entries.keys([A]) != []
+
+
 def test_the_separator_is_the_settings_unless_the_request_gives_another() -> None:
     """A chunk's ids are those of its text alone, so it has one entry whatever stands around it."""
     with text_engine() as engine:

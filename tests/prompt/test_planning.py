@@ -14,7 +14,7 @@ from ragkv.prompt import Prompt
 from ragkv.prompt.history import Block, Chain, History
 from ragkv.prompt.planning import LEADING_TOKENS, plan_of, wanted_spans
 from ragkv.store import Entry, EntryInfo, Identity, MemoryLease, ids_digest
-from ragkv.types import Chunk, Excerpt, Text
+from ragkv.types import Chunk, Excerpt, Piece, Text
 
 PREFIX = (1, 2)
 A = (3, 4, 5)
@@ -73,9 +73,9 @@ def planned(
     return plan_of(prompt, method, found, HERE, damaged=damaged, earlier=earlier)
 
 
-def prompt_of(*chunks: tuple[int, ...] | Chunk, **more: Any) -> Prompt:
-    given = tuple(one if isinstance(one, Chunk) else Chunk(one) for one in chunks)
-    return Prompt(**{"prefix": PREFIX, "chunks": given, "tail": QUESTION, **more})
+def prompt_of(*pieces: tuple[int, ...] | Piece, **more: Any) -> Prompt:
+    given = tuple(one if isinstance(one, Piece) else Chunk(one) for one in pieces)
+    return Prompt(**{"prefix": PREFIX, "pieces": given, "tail": QUESTION, **more})
 
 
 def states(plan: Plan, kind: SpanKind) -> list[SpanState]:
@@ -159,7 +159,7 @@ def test_the_first_tokens_of_a_prompt_without_a_prefix_are_computed_in_place() -
 def test_a_chunk_behind_other_tokens_is_never_exact(prompt: Prompt) -> None:
     plan = planned(prompt, FUSED, stored(B), stored(A))
     assert states(plan, SpanKind.CHUNK)[-1] is SpanState.FUSED
-    assert reasons(plan, len(prompt.numbered) - 1) == [None]
+    assert reasons(plan, len(prompt.chunks) - 1) == [None]
 
 
 def test_blocks_of_an_earlier_prompt_are_exact_wherever_they_begin_and_end() -> None:

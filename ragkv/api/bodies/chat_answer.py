@@ -13,7 +13,7 @@ from .tools import CallBody
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerPiece:
     """A piece of an answer."""
 
     text: str

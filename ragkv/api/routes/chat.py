@@ -79,8 +79,8 @@ async def chat(body: ChatRequest, call: ApiCallDep) -> schemas.ChatResponse | Re
     with_usage = options is not None and options.include_usage
     head = completion.head
 
-    def show(item: schemas.Piece | schemas.ChatResponse) -> Iterator[str]:
-        if not isinstance(item, schemas.Piece):
+    def show(item: schemas.AnswerPiece | schemas.ChatResponse) -> Iterator[str]:
+        if not isinstance(item, schemas.AnswerPiece):
             yield from map(format_event, schemas.last_chunks(item, with_usage))
             yield DONE
             return
@@ -129,7 +129,9 @@ class ChatCompletion:
         """The tools that the answer may call."""
         return () if self.body.tool_choice == "none" else self.body.tools or ()
 
-    def events(self, claim: Claim) -> Generator[schemas.Piece | schemas.ChatResponse, None, None]:
+    def events(
+        self, claim: Claim
+    ) -> Generator[schemas.AnswerPiece | schemas.ChatResponse, None, None]:
         """Pieces of the answer as soon as they are certain, then the whole response."""
         asked = [message.text for message in self.body.messages if message.role == "user"]
         with answers.answer_job(self.call, claim, self.body, asked[-1]) as job:
@@ -149,7 +151,7 @@ class ChatCompletion:
             tokens = TokenText(tenant.engine.tokenizer) if self.body.logprobs else None
             steps = tenant.chat.follow(
                 prompt,
-                job.stream(prompt.question, prompt.chunks, prompt.session, **self._options(form)),
+                job.stream(prompt.question, prompt.pieces, prompt.session, **self._options(form)),
                 [tool.function.name for tool in self._tools],
                 only_calls=form is not None and not form.schema,
             )
@@ -161,7 +163,7 @@ class ChatCompletion:
                     given = [step.logprob] if step.logprob else []
                     logprobs = tokens.entries(given) if tokens else []
                     if step.text or logprobs:
-                        yield schemas.Piece(step.text, logprobs)
+                        yield schemas.AnswerPiece(step.text, logprobs)
             # 4. Append the markers of sources that the answer cites and does not name, but not to
             #    JSON, where [1] is a list.
             cited = cited_sources(chat_answer.text, sources)
@@ -169,7 +171,7 @@ class ChatCompletion:
             if not chat_answer.found.calls and form is None:
                 markers = missing_markers(chat_answer.text, sources, cited)
             if markers:
-                yield schemas.Piece(markers)
+                yield schemas.AnswerPiece(markers)
             notes += self._without_documents(tenant, prompt)
             content = chat_answer.text + markers
             yield self._response(tokens, prompt, chat_answer, content, sources, cited, notes)

@@ -18,7 +18,7 @@ from ragkv import __version__
 from ragkv.home import locate
 from ragkv.runtime import Check
 
-from ..bodies.chat_answer import ChatResponse, Piece
+from ..bodies.chat_answer import AnswerPiece, ChatResponse
 from ..bodies.ollama import OllamaEmbedRequest, OllamaRequest, ShowRequest, validated
 from ..call import ApiCallDep
 from ..errors import not_found
@@ -133,8 +133,10 @@ async def answer(body: OllamaRequest, call: ApiCallDep) -> Response:
         return JSONResponse(last(whole, whole.choices[0].message.content or ""))
     items = await call.stream(completion.events)
 
-    def show(item: Piece | ChatResponse) -> list[str]:
-        return [json.dumps(line(item.text) if isinstance(item, Piece) else last(item, "")) + "\n"]
+    def show(item: AnswerPiece | ChatResponse) -> list[str]:
+        return [
+            json.dumps(line(item.text) if isinstance(item, AnswerPiece) else last(item, "")) + "\n"
+        ]
 
     return Stream(
         items,

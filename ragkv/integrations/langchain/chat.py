@@ -316,7 +316,7 @@ class ChatRagKV(BaseChatModel):
         options["deadline_s"], options["cancel"] = self.timeout, cancel
         claim = Claim(deadline_s=self.timeout, cancel=cancel)
         shown = replace(prompt, tools=()) if choice == "none" else prompt
-        events = shared.engine.stream(prompt.question, prompt.chunks, prompt.session, **options)
+        events = shared.engine.stream(prompt.question, prompt.pieces, prompt.session, **options)
         with closing(shared.follow(prompt, events, tool_names(shown.tools), must_call)) as steps:
             for step in steps:
                 yield step, shown, shared.name, shared.tokens

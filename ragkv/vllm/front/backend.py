@@ -107,7 +107,7 @@ class VllmBackend:
         answer = self._server.report(name, check)
         report = self._report(task, answer, sent_s, first_token_s)
         if report.reuse.missed_chunks:
-            chunks = [stored_ids(chunk) for chunk in prompt.numbered]
+            chunks = [stored_ids(chunk) for chunk in prompt.chunks]
             self._entries.encode_soon([ids for ids in chunks if not self._entries.has(ids)])
         return report, stream, first
 

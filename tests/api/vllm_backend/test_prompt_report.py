@@ -18,7 +18,7 @@ B = (5, 6, 7)
 PROMPT = Prompt(
     prefix=(0,),
     history=EMPTY,
-    chunks=(Chunk(A), Text(HEADING), Chunk(B)),
+    pieces=(Chunk(A), Text(HEADING), Chunk(B)),
     tail=(8, 8, 8),
     question_tokens=2,
 )  # 12 tokens; vLLM computes the last 3
