@@ -125,7 +125,7 @@ class OwnModel:
     def _decode(self, task: Task, prefill: PrefilledPrompt) -> AnswerEvents:
         """The events of a prefilled request's answer: tokens, then the `Answer`."""
         grammar = task.request.grammar
-        constraint = None if grammar is None else grammar.start(task.claim.owner)
+        constraint = None if grammar is None else grammar.start(task.claim.tenant)
         ends = (
             end_tokens(self.model.adapter.model, self.model.tokenizer)
             if constraint is None
@@ -155,7 +155,7 @@ class OwnModel:
         drafts.add(answer.tokens[-1])
         prepared = () if answer.constraint is None else (answer.constraint.prepare,)
         record = prefill.turn_kv.record if prefill.turn_kv else None
-        with batch.slot(prefill.kv, record, task.claim.owner) as slot:
+        with batch.slot(prefill.kv, record, task.claim.tenant) as slot:
             while not answer.ended:
                 tried = drafts.propose(slot.room)
                 rows = slot.verify(answer.tokens[-1], tried, meanwhile=prepared)

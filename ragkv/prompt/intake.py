@@ -161,7 +161,7 @@ class Intake:
 
     def _compiled(self, form: ResponseFormat, request: Request) -> "Grammar":
         """The grammar of an answer's form. The request's deadline and cancellation end the wait."""
-        return self._model.grammars.compile(form, request.claim.owner, request.claim.check)
+        return self._model.grammars.compile(form, request.claim.tenant, request.claim.check)
 
     def prompt(
         self, request: Request, history: History | None = None, notes: tuple[str, ...] = ()

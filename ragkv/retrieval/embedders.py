@@ -64,19 +64,19 @@ class Embedder(ABC):
 
     @abstractmethod
     def embed_texts(
-        self, texts: Sequence[str], check: Check = no_check, owner: str = ""
+        self, texts: Sequence[str], check: Check = no_check, tenant: str = ""
     ) -> list[Vectors]:
         """The unit vectors (W, D) of each text: one, or one for each window of a long text.
 
-        `check` is called before each batch; what it raises ends the call. `owner` is the tenant who
-        asks: tenants who share a model take turns.
+        `check` is called before each batch; what it raises ends the call. `tenant` asks:
+        tenants who share a model take turns.
         """
 
     @abstractmethod
-    def embed_query(self, query: str, owner: str = "") -> Vectors:
+    def embed_query(self, query: str, tenant: str = "") -> Vectors:
         """The unit vector (D,) of a query of a tenant. A query longer than the window is cut."""
 
-    def count_tokens(self, text: str, owner: str = "") -> int:
+    def count_tokens(self, text: str, tenant: str = "") -> int:
         """The number of tokens of a text; of words, if there is no tokenizer."""
         return len(text.split())
 
@@ -132,13 +132,13 @@ class SentenceTransformerEmbedder(Embedder):
             return self._reader().dimension
 
     def embed_texts(
-        self, texts: Sequence[str], check: Check = no_check, owner: str = ""
+        self, texts: Sequence[str], check: Check = no_check, tenant: str = ""
     ) -> list[Vectors]:
         windows: list[str] = []
         ends = []
         for text in texts:
             check()
-            with self._lock.hold(owner, check=check):
+            with self._lock.hold(tenant, check=check):
                 windows += self._windows(text)
             ends.append(len(windows))
         rows = np.empty((len(windows), self.dimension), dtype=np.float32)
@@ -146,17 +146,17 @@ class SentenceTransformerEmbedder(Embedder):
         model = self._loaded()
         for start in range(0, len(windows), size):
             check()
-            with self._lock.hold(owner, check=check):
+            with self._lock.hold(tenant, check=check):
                 rows[start : start + size] = model.encode_documents(windows[start : start + size])
         return np.split(rows, ends[:-1])
 
-    def embed_query(self, query: str, owner: str = "") -> Vectors:
-        with self._lock.hold(owner, urgent=True):
+    def embed_query(self, query: str, tenant: str = "") -> Vectors:
+        with self._lock.hold(tenant, urgent=True):
             reader = self._reader()
             return reader.encode(query.lstrip()[: reader.max_tokens * MOST_CHARS_A_TOKEN])
 
-    def count_tokens(self, text: str, owner: str = "") -> int:
-        with self._lock.hold(owner):
+    def count_tokens(self, text: str, tenant: str = "") -> int:
+        with self._lock.hold(tenant):
             return len(self._reader().offsets(text))
 
     def _windows(self, text: str) -> list[str]:

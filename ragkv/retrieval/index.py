@@ -43,22 +43,22 @@ class Index(Closing):
         *,
         read_only: bool = False,
         before_write: Callable[[], None] = lambda: None,
-        owner: str = "",
+        tenant: str = "",
     ) -> None:
         """Opens or creates the index in `directory`; `None`: in memory.
 
         Ingesting needs a `splitter`. Without an `embedder` BM25 works alone; raises `ConfigError`
         if the index holds vectors of another one. `before_write` is called before documents are
-        written. At the embedder the index waits for the turn of its `owner`, a tenant.
+        written. At the embedder the index waits for the turn of its `tenant`.
         """
         self.directory = None if directory is None else Path(directory)
         self.file = open_file(self.directory, read_only, embedder)
         self.texts = IndexTexts(self.file)
         self.contents = IndexContents(self.file)
         writes = IndexWrites(self.file)
-        self.writer = Ingestion(self, writes, splitter, embedder, before_write, owner)
+        self.writer = Ingestion(self, writes, splitter, embedder, before_write, tenant)
         self._embedder = embedder
-        self._owner = owner
+        self._tenant = tenant
         self._has_warned = False  # whether the log says that there is no embedder
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class Index(Closing):
                 "Dense retrieval needs an embedder, and this index was opened without one: "
                 f'search with retriever="bm25". {HOW_TO_EMBED}'
             )
-        vector = self._embedder.embed_query(query, self._owner)
+        vector = self._embedder.embed_query(query, self._tenant)
         width = int(self.file.fact("dimension") or 0)
         if vector.ndim != 1 or len(vector) != (width or len(vector)):
             name = self._embedder.name

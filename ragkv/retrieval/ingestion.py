@@ -65,7 +65,7 @@ class Ingestion:
     splitter: Splitter | None  # needed to ingest
     embedder: Embedder | None
     before_write: Callable[[], None]  # called before documents are written
-    owner: str  # the tenant whose turn it waits for at the embedder
+    tenant: str  # the tenant whose turn it waits for at the embedder
     # held by the one thread that writes
     _writing: threading.Lock = field(default_factory=threading.Lock, init=False)
 
@@ -281,7 +281,7 @@ class Ingestion:
             if progress is not None:
                 progress(start, len(todo))
             batch = todo[start : start + EMBED_BATCH]
-            vectors = embedder.embed_texts(batch, check, self.owner)
+            vectors = embedder.embed_texts(batch, check, self.tenant)
             if not all(
                 v.ndim == 2 and v.shape[1] == embedder.dimension and np.isfinite(v).all()
                 for v in vectors

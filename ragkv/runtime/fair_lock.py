@@ -1,15 +1,16 @@
-"""A lock that is fair to the owners of work. A `FairLock` is held by one thread, and a
+"""A lock that is fair to tenants. A `FairLock` is held by one thread, and a
 `TimeShareQueue` decides which thread is next. Pure Python.
 
-An owner is a tenant of a server. The owner that has held the lock for the least time gets it next,
-and the requests of one owner are served in their order (start-time fair queueing). So a tenant with
-one request waits for one batch of another tenant, however many requests that tenant has. An urgent
-wait goes before other waits of the same owner. It never goes before another owner's wait: otherwise
-a busy tenant could starve the searches of all others.
+The tenant that has held the lock for the least time gets it next, and the requests of one tenant
+are served in their order (start-time fair queueing). So a tenant with one request waits for one
+batch of another tenant, however many requests that tenant has. An urgent wait goes before other
+waits of the same tenant. It never goes before another tenant's wait: otherwise a busy tenant could
+starve the searches of all others.
 
 A plain lock is not enough for a model. A waiting thread must be able to leave the queue, because
-another thread has done its work (`dismiss`). A holder must be able to let another owner go first in
-the middle of its work (`give_way`). Otherwise that owner would wait for all that the holder sent.
+another thread has done its work (`dismiss`). A holder must be able to let another tenant go first
+in the middle of its work (`give_way`). Otherwise that tenant would wait for all that the holder
+sent.
 """
 
 import threading
@@ -23,21 +24,21 @@ from .waiting import POLL_S, Check, no_check
 
 T = TypeVar("T")
 
-# How long an owner is served before another one is due that used less.
+# How long a tenant is served before another one is due that used less.
 QUANTUM_S = 0.02
 
 
 class TimeShareQueue(Generic[T]):
-    """Waiting items. The next one is the oldest of the owner that used least. Not thread-safe,
+    """Waiting items. The next one is the oldest of the tenant that used least. Not thread-safe,
     except `bool`.
     """
 
     def __init__(self) -> None:
-        self._items: OrderedDict[str, deque[T]] = OrderedDict()  # by owner; none is empty
-        # What each owner used, in seconds. An owner that comes back starts at the level of the
+        self._items: OrderedDict[str, deque[T]] = OrderedDict()  # by tenant; none is empty
+        # What each tenant used, in seconds. A tenant that comes back starts at the level of the
         # others: it gets no credit for the time in which it was away.
         self._used_s: dict[str, float] = {}
-        self._level_s = 0.0  # what the owner that was served last had used when it began
+        self._level_s = 0.0  # what the tenant that was served last had used when it began
 
     def __len__(self) -> int:
         return sum(map(len, self._items.values()))
@@ -49,66 +50,68 @@ class TimeShareQueue(Generic[T]):
         return bool(self._items)
 
     @property
-    def owners(self) -> set[str]:
-        """The owners of waiting items."""
+    def tenants(self) -> set[str]:
+        """The tenants of waiting items."""
         return set(self._items)
 
-    def add(self, owner: str, item: T, before: Callable[[T], bool] = lambda _: False) -> None:
-        """Add an item of `owner`: before its first item for which `before` is true, or as its last."""
-        if owner not in self._items:
-            self._used_s[owner] = self._used(owner)
-        items = self._items.setdefault(owner, deque())
+    def add(self, tenant: str, item: T, before: Callable[[T], bool] = lambda _: False) -> None:
+        """Add an item of `tenant`: before its first item for which `before` is true, or as its
+        last.
+        """
+        if tenant not in self._items:
+            self._used_s[tenant] = self._used(tenant)
+        items = self._items.setdefault(tenant, deque())
         items.insert(
             next((place for place, other in enumerate(items) if before(other)), len(items)), item
         )
 
-    def remove(self, owner: str, item: T) -> bool:
+    def remove(self, tenant: str, item: T) -> bool:
         """Remove an item; whether it was here."""
-        items = self._items.get(owner)
+        items = self._items.get(tenant)
         if items is None or item not in items:
             return False
         items.remove(item)
         if not items:
-            del self._items[owner]
+            del self._items[tenant]
         return True
 
     def take(self) -> tuple[str, T]:
-        """Remove and return the next item and its owner. There must be one."""
-        owner = min(self._items, key=self._used)
-        item = self._items[owner][0]
-        self.begin(owner)
-        self.remove(owner, item)
-        return owner, item
+        """Remove and return the next item and its tenant. There must be one."""
+        tenant = min(self._items, key=self._used)
+        item = self._items[tenant][0]
+        self.begin(tenant)
+        self.remove(tenant, item)
+        return tenant, item
 
-    def begin(self, owner: str) -> None:
-        """`owner` is served from now on."""
-        self._level_s = max(self._level_s, self._used(owner))
+    def begin(self, tenant: str) -> None:
+        """`tenant` is served from now on."""
+        self._level_s = max(self._level_s, self._used(tenant))
         self._used_s = {
             one: used_s
             for one, used_s in self._used_s.items()
             if used_s > self._level_s or one in self._items
         }
 
-    def charge(self, owner: str, seconds: float) -> None:
-        """`owner` used `seconds`."""
-        self._used_s[owner] = self._used(owner) + seconds
+    def charge(self, tenant: str, seconds: float) -> None:
+        """`tenant` used `seconds`."""
+        self._used_s[tenant] = self._used(tenant) + seconds
 
-    def is_due(self, owner: str, seconds: float) -> bool:
-        """Whether another owner waits that used less than `owner`, which has been served for
+    def is_due(self, tenant: str, seconds: float) -> bool:
+        """Whether another tenant waits that used less than `tenant`, which has been served for
         `seconds` now.
         """
-        used_s = self._used(owner) + seconds - QUANTUM_S
-        return any(self._used(other) < used_s for other in self._items if other != owner)
+        used_s = self._used(tenant) + seconds - QUANTUM_S
+        return any(self._used(other) < used_s for other in self._items if other != tenant)
 
-    def _used(self, owner: str) -> float:
-        return max(self._used_s.get(owner, 0.0), self._level_s)
+    def _used(self, tenant: str) -> float:
+        return max(self._used_s.get(tenant, 0.0), self._level_s)
 
 
 class Wait:
-    """One attempt to get a lock, for an owner."""
+    """One attempt to get a lock, for a tenant."""
 
-    def __init__(self, owner: str = "", urgent: bool = False) -> None:
-        self.owner = owner
+    def __init__(self, tenant: str = "", urgent: bool = False) -> None:
+        self.tenant = tenant
         self.urgent = urgent
         self.thread = threading.get_ident()  # that waits
         self.over = threading.Event()  # set when the wait ends
@@ -117,7 +120,7 @@ class Wait:
 
 
 class FairLock:
-    """A thread that releases the lock hands it to the owner that used least; urgent waits overtake
+    """A thread that releases the lock hands it to the tenant that used least; urgent waits overtake
     others of theirs.
     """
 
@@ -154,17 +157,17 @@ class FairLock:
             return len(self._waiting)
 
     @property
-    def owners(self) -> set[str]:
-        """The owners of the thread that holds the lock and of those that wait."""
+    def tenants(self) -> set[str]:
+        """The tenants of the thread that holds the lock and of those that wait."""
         with self._guard:
-            return self._waiting.owners | ({self._holder.owner} if self._holder else set())
+            return self._waiting.tenants | ({self._holder.tenant} if self._holder else set())
 
     @contextmanager
     def hold(
-        self, owner: str = "", *, urgent: bool = False, check: Check = no_check
+        self, tenant: str = "", *, urgent: bool = False, check: Check = no_check
     ) -> Iterator[None]:
-        """Hold the lock inside the block, for `owner`. What `check` raises ends the wait for it."""
-        self.acquire(Wait(owner, urgent), check)
+        """Hold the lock inside the block, for `tenant`. What `check` raises ends the wait."""
+        self.acquire(Wait(tenant, urgent), check)
         try:
             yield
         finally:
@@ -177,7 +180,7 @@ class FairLock:
             is_held = self._holder is None
             if is_held:
                 wait = Wait()
-                self._waiting.begin(wait.owner)
+                self._waiting.begin(wait.tenant)
                 self._grant(wait)
         if is_held:
             self._entering()
@@ -198,11 +201,11 @@ class FairLock:
                 if wait.dismissed:
                     return False
                 if self._holder is None:
-                    self._waiting.begin(wait.owner)
+                    self._waiting.begin(wait.tenant)
                     self._grant(wait)
                 else:
                     self._waiting.add(
-                        wait.owner, wait, lambda other: wait.urgent and not other.urgent
+                        wait.tenant, wait, lambda other: wait.urgent and not other.urgent
                     )
             if not wait.granted:
                 self._leaving()
@@ -228,19 +231,19 @@ class FairLock:
             self._hand_on()
 
     def give_way(self) -> None:
-        """Let owners that used less go first, and wait for the lock again; the holder calls this at
-        a good moment.
+        """Let tenants that used less go first, and wait for the lock again; the holder calls this
+        at a good moment.
         """
         if not self._waiting:  # read without a lock: usually no other thread waits
             return
         with self._guard:
             wait = self._holder
             assert wait is not None
-            if not self._waiting.is_due(wait.owner, time.monotonic() - self._since):
+            if not self._waiting.is_due(wait.tenant, time.monotonic() - self._since):
                 return
             wait.granted = False
             wait.over.clear()
-            self._waiting.add(wait.owner, wait, lambda _: True)
+            self._waiting.add(wait.tenant, wait, lambda _: True)
             self._hand_on()
         self._leaving()
         try:
@@ -250,14 +253,14 @@ class FairLock:
             raise
         self._entering()
 
-    def share(self, owners: Collection[str], seconds: float) -> None:
-        """Charge the last `seconds` to `owners`, which names an owner once for each of its rows. The
-        holder calls this.
+    def share(self, tenants: Collection[str], seconds: float) -> None:
+        """Charge the last `seconds` to `tenants`, which names a tenant once for each of its rows.
+        The holder calls this.
         """
         with self._guard:
             assert self._holder is not None
-            for owner in owners:
-                self._waiting.charge(owner, seconds / len(owners))
+            for tenant in tenants:
+                self._waiting.charge(tenant, seconds / len(tenants))
             self._since += seconds
 
     def dismiss(self, waits: Iterable[Wait]) -> None:
@@ -267,7 +270,7 @@ class FairLock:
         with self._guard:
             for wait in waits:
                 wait.dismissed = True
-                self._waiting.remove(wait.owner, wait)
+                self._waiting.remove(wait.tenant, wait)
                 wait.over.set()
 
     def _grant(self, wait: Wait) -> None:
@@ -281,7 +284,7 @@ class FairLock:
         """Charge the holder, and grant the lock to the next thread. Needs `_guard`."""
         assert self._holder is not None
         used_s = max(0.0, time.monotonic() - self._since)
-        self._waiting.charge(self._holder.owner, used_s)
+        self._waiting.charge(self._holder.tenant, used_s)
         self._holder = None
         if self._waiting:
             self._grant(self._waiting.take()[1])

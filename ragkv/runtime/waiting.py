@@ -59,14 +59,14 @@ class Claim:
 
     def __init__(
         self,
-        owner: str = "",
+        tenant: str = "",
         deadline_s: float | None = None,
         cancel: threading.Event | None = None,
     ) -> None:
-        """It begins now. `owner` is the tenant that is charged for what is computed. The request is
-        given up after `deadline_s` seconds, or when `cancel` is set.
+        """It begins now. `tenant` is charged for what is computed. The request is given up after
+        `deadline_s` seconds, or when `cancel` is set.
         """
-        self.owner = owner
+        self.tenant = tenant
         self._began = time.perf_counter()
         self._deadline_s = deadline_s
         self._cancel = cancel

@@ -44,9 +44,9 @@ class DecodeSlot(Closing):
     """One request's place in the batch; close it when the answer is complete."""
 
     def __init__(
-        self, batch: "DecodeBatch", kv: PromptKV, record: Recording | None, owner: str
+        self, batch: "DecodeBatch", kv: PromptKV, record: Recording | None, tenant: str
     ) -> None:
-        self.owner = owner
+        self.tenant = tenant
         self._batch = batch
         self._kv = kv
         self._record = record
@@ -93,7 +93,7 @@ class _TokenRequest:
         self.slot = slot
         self.row = row
         self.length = row.kv.length
-        self.wait = Wait(slot.owner)
+        self.wait = Wait(slot.tenant)
         self.logits: torch.Tensor | None = None  # (1 + drafts, V)
         self.error: Exception | None = None
 
@@ -124,14 +124,14 @@ class DecodeBatch:
         """Whether `step_waiting` runs a step now."""
         return bool(self.waiting) and time.perf_counter() - self._stepped_at >= self.step_s
 
-    def slot(self, kv: PromptKV, record: Recording | None = None, owner: str = "") -> DecodeSlot:
+    def slot(self, kv: PromptKV, record: Recording | None = None, tenant: str = "") -> DecodeSlot:
         """A slot for the prompt of `kv`, which has space for its answer.
 
-        `record` receives the decoded KV; `owner` is charged for the steps.
+        `record` receives the decoded KV; `tenant` is charged for the steps.
         """
         with self._changed:
             self.slots += 1
-        return DecodeSlot(self, kv, record, owner)
+        return DecodeSlot(self, kv, record, tenant)
 
     def step_waiting(self) -> None:
         """Run one step for all waiting requests. A thread that holds the compute lock calls this
@@ -173,7 +173,7 @@ class DecodeBatch:
                 # latecomers of the last step are skipped, until they are served again
                 with self._changed:
                     self._changed.wait_for(lambda: not self._expected, self.step_s * PATIENCE)
-                while not request.done:  # a step may serve other owners' requests first
+                while not request.done:  # a step may serve other tenants' requests first
                     self._step()
             finally:
                 self.lock.release(coming_back=self.slots == 1)
@@ -208,7 +208,7 @@ class DecodeBatch:
                 self._expected = {request.slot for request in served if request.error is None}
             self._stepped_at = time.perf_counter()
             self.step_s = self._stepped_at - began
-            self.lock.share([request.wait.owner for request in requests], self.step_s)
+            self.lock.share([request.wait.tenant for request in requests], self.step_s)
             self.lock.dismiss(request.wait for request in served)
 
     def rows_alike(self) -> int:
@@ -224,19 +224,19 @@ class DecodeBatch:
         return rows
 
     def _next_requests(self) -> list[_TokenRequest]:
-        """The requests of the next step, the oldest first; of several owners in turns. Needs
+        """The requests of the next step, the oldest first; of several tenants in turns. Needs
         `_changed`.
         """
         seen: Counter[str] = Counter()
-        # the number of its owner's requests that are older
+        # the number of its tenant's requests that are older
         ranked: list[tuple[int, _TokenRequest]] = []
         for request in self.waiting:
-            ranked.append((seen[request.wait.owner], request))
-            seen[request.wait.owner] += 1
+            ranked.append((seen[request.wait.tenant], request))
+            seen[request.wait.tenant] += 1
         # With several tenants a step has few rows, and at least one of each, so no tenant pays for
         # many rows of another. A tenant also counts while it waits to prefill, prefills between two
         # steps, or is about to ask for its next token.
-        if len(self.lock.owners.union(seen, (slot.owner for slot in self._expected))) > 1:
+        if len(self.lock.tenants.union(seen, (slot.tenant for slot in self._expected))) > 1:
             ranked.sort(key=lambda one: one[0])
             ranked = [one for rank, one in enumerate(ranked) if rank < SHARED_ROWS or one[0] == 0]
         requests = [request for _, request in ranked]

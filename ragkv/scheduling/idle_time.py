@@ -24,7 +24,7 @@ class IdleTime:
     def encoding(self, check: Check = no_check) -> Iterator[None]:
         """Encode one batch of chunks inside the block. Raises what `Scheduler.computing` raises."""
         with (
-            self.compute.encoding.hold(self.scheduler.owner, check=check),
+            self.compute.encoding.hold(self.scheduler.tenant, check=check),
             self.scheduler.computing(check),
         ):
             yield

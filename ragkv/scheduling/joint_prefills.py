@@ -22,10 +22,10 @@ JOINT_ROWS = 512
 class _WaitingPrompt(Generic[P]):
     """A prompt whose prefill waits; it computes `rows` rows in a layer."""
 
-    def __init__(self, prompt: P, rows: float, owner: str) -> None:
+    def __init__(self, prompt: P, rows: float, tenant: str) -> None:
         self.prompt = prompt
         self.rows = rows
-        self.wait = Wait(owner)
+        self.wait = Wait(tenant)
         self.taken = False  # whether a pass of this or another thread has it
         self.done = threading.Event()  # that pass is over
 
@@ -50,7 +50,7 @@ class JointPrefills(Generic[P]):
 
         Raises what `claim.check` raises while it waits.
         """
-        own = _WaitingPrompt(prompt, rows, claim.owner)
+        own = _WaitingPrompt(prompt, rows, claim.tenant)
         with self._guard:
             self._waiting.append(own)
         try:
@@ -78,7 +78,7 @@ class JointPrefills(Generic[P]):
         with self._guard:
             rows = first.rows
             for one in self._waiting:
-                is_its_own = one is not first and one.wait.owner == first.wait.owner
+                is_its_own = one is not first and one.wait.tenant == first.wait.tenant
                 if is_its_own and rows + one.rows <= JOINT_ROWS:
                     joined.append(one)
                     rows += one.rows

@@ -49,20 +49,20 @@ class SharedCompute:
         self.encoding = FairLock()
         self.batch = DecodeBatch(adapter, self.lock)
         self.prefills = JointPrefills[Any](self.lock)
-        self.requests = Counter[str]()  # now running, by owner
+        self.requests = Counter[str]()  # now running, by tenant
         # guards `requests`; told as well when a request has left a queue
         self.changed = threading.Condition()
 
     @contextmanager
-    def running(self, owner: str) -> Iterator[None]:
-        """A request of `owner` runs on the model inside the block."""
+    def running(self, tenant: str) -> Iterator[None]:
+        """A request of `tenant` runs on the model inside the block."""
         with self.changed:
-            self.requests[owner] += 1
+            self.requests[tenant] += 1
         try:
             yield
         finally:
             with self.changed:
-                self.requests -= Counter([owner])  # forgets an owner at 0
+                self.requests -= Counter([tenant])  # forgets a tenant at 0
                 self.changed.notify_all()
 
 
@@ -82,10 +82,10 @@ class Scheduler:
         compute: SharedCompute,
         config: SchedulerConfig,
         prefetcher: Prefetcher,
-        owner: str = "",
+        tenant: str = "",
     ) -> None:
-        """`prefetcher` learns which requests wait. All work waits, and is charged, for `owner`."""
-        self.owner = owner
+        """`prefetcher` learns which requests wait. All work waits, and is charged, for `tenant`."""
+        self.tenant = tenant
         self._compute = compute
         self._config = config
         self._prefetcher = prefetcher
@@ -104,7 +104,7 @@ class Scheduler:
         cancellation that ends the block is counted.
         """
         try:
-            with self._compute.running(self.owner):
+            with self._compute.running(self.tenant):
                 yield
         except (DeadlineError, CancelledError) as error:
             with self._lock:
@@ -158,7 +158,7 @@ class Scheduler:
 
     def _may_prepare(self) -> bool:
         """Needs the model's `changed`."""
-        others = self._compute.requests.keys() - {self.owner}
+        others = self._compute.requests.keys() - {self.tenant}
         return not others or len(self._running) + len(self._waiting) < PREPARED_AHEAD
 
     @contextmanager
@@ -166,7 +166,7 @@ class Scheduler:
         """Compute with the model inside the block. Raises what `check` raises, and `RagKVError`
         once closed.
         """
-        with self._compute.lock.hold(self.owner, check=check):
+        with self._compute.lock.hold(self.tenant, check=check):
             self._check_open()
             yield
 
@@ -193,7 +193,7 @@ class Scheduler:
         """Wait for the pass under way to end, and allow no other. Answers that decode already go
         on.
         """
-        with self._compute.lock.hold(self.owner):
+        with self._compute.lock.hold(self.tenant):
             self._closed = True
 
     def _check_open(self) -> None:

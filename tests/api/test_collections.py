@@ -385,11 +385,11 @@ class Late(HashEmbedder):
     late = True
 
     def embed_texts(
-        self, texts: Sequence[str], check: Check = no_check, owner: str = ""
+        self, texts: Sequence[str], check: Check = no_check, tenant: str = ""
     ) -> list[Any]:
         if self.late and self.embedded:
             raise DeadlineError("The deadline passed.")
-        return super().embed_texts(texts, check, owner)
+        return super().embed_texts(texts, check, tenant)
 
 
 def store(client: TestClient, count: int) -> Any:

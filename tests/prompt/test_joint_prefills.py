@@ -179,7 +179,7 @@ def test_prompts_with_many_rows_are_computed_alone(monkeypatch: pytest.MonkeyPat
         assert {got.reuse.notes for got in together(engine, asks)} == {()}
 
 
-def test_a_pass_has_prompts_of_one_owner() -> None:
+def test_a_pass_has_prompts_of_one_tenant() -> None:
     with engine_of() as engine:
         asks, _ = asks_of(engine)
         with engine.with_config(EngineConfig(store=StoreConfig(tenant="b"))) as other:

@@ -29,7 +29,7 @@ class HashEmbedder(Embedder):
         return self._dimension
 
     def embed_texts(
-        self, texts: Sequence[str], check: Check = no_check, owner: str = ""
+        self, texts: Sequence[str], check: Check = no_check, tenant: str = ""
     ) -> list[Vectors]:
         found = []
         for text in texts:
@@ -38,7 +38,7 @@ class HashEmbedder(Embedder):
             found.append(np.stack([self.embed_query(window) for window in self._windows(text)]))
         return found
 
-    def embed_query(self, query: str, owner: str = "") -> Vectors:
+    def embed_query(self, query: str, tenant: str = "") -> Vectors:
         vector = np.zeros(self._dimension, dtype=np.float32)  # (D,)
         for word in re.findall(r"\w+", query.lower()):
             vector[_number(word) % self._dimension] += 1

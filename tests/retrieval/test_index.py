@@ -187,10 +187,10 @@ def test_half_a_surrogate_pair_is_an_error_in_a_document_and_harmless_in_a_query
 
 def test_an_interrupted_ingestion_keeps_the_vectors_computed_so_far(tmp_path: Path) -> None:
     class Tiring(HashEmbedder):
-        def embed_texts(self, texts, check, owner):  # type: ignore[no-untyped-def]
+        def embed_texts(self, texts, check, tenant):  # type: ignore[no-untyped-def]
             if len(self.embedded) >= 64:
                 raise KeyboardInterrupt
-            return super().embed_texts(texts, check, owner)
+            return super().embed_texts(texts, check, tenant)
 
     many = [Document(str(i), f"number {i}") for i in range(100)]
     with Index(tmp_path, splitter=word_splitter(), embedder=Tiring()) as index:
@@ -368,19 +368,19 @@ def test_the_index_directory_is_readable_by_its_owner_only(tmp_path: Path) -> No
     assert (tmp_path / "deep" / "index").stat().st_mode & 0o077 == 0
 
 
-def test_an_index_waits_at_the_embedder_for_the_turn_of_its_owner() -> None:
+def test_an_index_waits_at_the_embedder_for_the_turn_of_its_tenant() -> None:
     class Asked(HashEmbedder):
-        def embed_texts(self, texts, check, owner):  # type: ignore[no-untyped-def]
-            owners.append(owner)
-            return super().embed_texts(texts, check, owner)
+        def embed_texts(self, texts, check, tenant):  # type: ignore[no-untyped-def]
+            tenants.append(tenant)
+            return super().embed_texts(texts, check, tenant)
 
-        def embed_query(self, query: str, owner: str = "") -> Vectors:
+        def embed_query(self, query: str, tenant: str = "") -> Vectors:
             if query == "gulls":
-                owners.append(owner)
-            return super().embed_query(query, owner)
+                tenants.append(tenant)
+            return super().embed_query(query, tenant)
 
-    owners: list[str] = []
-    with Index(None, splitter=word_splitter(), embedder=Asked(), owner="harbour") as index:
+    tenants: list[str] = []
+    with Index(None, splitter=word_splitter(), embedder=Asked(), tenant="harbour") as index:
         index.writer.ingest([A])
         index.search("gulls")
-    assert owners == ["harbour", "harbour"]
+    assert tenants == ["harbour", "harbour"]

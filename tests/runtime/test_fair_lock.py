@@ -1,5 +1,5 @@
-"""One thread holds the lock at a time: whose owner used least, urgent ones first; a waiting one may
-be dismissed.
+"""One thread holds the lock at a time: whose tenant used least, urgent ones first; a waiting one
+may be dismissed.
 """
 
 import threading
@@ -68,7 +68,7 @@ def test_a_holder_gives_way_to_another_tenant_and_then_continues_before_its_own_
     other = Wait("b")
     own = Wait("a")
     threads = [enqueue(lock, wait, got) for wait in (own, other)]
-    time.sleep(0.05)  # more than an owner may use before another one is due
+    time.sleep(0.05)  # more than a tenant may use before another one is due
     lock.give_way()
     assert [wait for wait, _ in got] == [other]
     lock.give_way()  # "a" waits, which is not another tenant
@@ -140,8 +140,8 @@ def test_urgent_waits_go_in_front_of_their_own_tenants_others_and_never_of_anoth
     order = list[str]()
     threads = []
 
-    def work(name: str, owner: str) -> None:
-        with lock.hold(owner, urgent=name.isupper()):
+    def work(name: str, tenant: str) -> None:
+        with lock.hold(tenant, urgent=name.isupper()):
             order.append(name)
             time.sleep(0.005)
 
@@ -167,7 +167,7 @@ def test_a_check_that_raises_ends_the_wait_and_the_lock_goes_to_the_next_thread(
         pass
 
 
-def test_an_owner_that_was_away_is_not_owed_the_time() -> None:
+def test_a_tenant_that_was_away_is_not_owed_the_time() -> None:
     queue = TimeShareQueue[int]()
     for number in range(10):
         queue.add("a", number)

@@ -83,9 +83,9 @@ def solo(adapter: Adapter, length: int) -> list[int]:
     return list(tokens_of(solo_step(adapter, kv), logits))
 
 
-def through(batch: DecodeBatch, adapter: Adapter, length: int, owner: str = "") -> list[int]:
+def through(batch: DecodeBatch, adapter: Adapter, length: int, tenant: str = "") -> list[int]:
     kv, logits = prompt(adapter, length)
-    with batch.slot(kv, owner=owner) as slot:
+    with batch.slot(kv, tenant=tenant) as slot:
         return list(tokens_of(logits_of(slot), logits))
 
 
@@ -143,16 +143,16 @@ class TestManyThreads:
     ("other", "rows"),
     [("nothing", 12), ("prefills", decode_batch.FEW_ROWS), ("decodes", decode_batch.FEW_ROWS)],
 )
-def test_a_step_has_few_rows_while_another_owner_computes_or_will_ask_again(
+def test_a_step_has_few_rows_while_another_tenant_computes_or_will_ask_again(
     adapter: Adapter, sizes: list[int], other: str, rows: int
 ) -> None:
     batch = DecodeBatch(adapter, FairLock())
     kv, logits = prompt(adapter, 11)
 
     def ask() -> list[int]:
-        return through(batch, adapter, 11, owner="many")
+        return through(batch, adapter, 11, tenant="many")
 
-    with ThreadPoolExecutor(12) as pool, batch.slot(kv, owner="other") as slot:
+    with ThreadPoolExecutor(12) as pool, batch.slot(kv, tenant="other") as slot:
         if other == "decodes":
             slot.verify(int(logits.argmax()))
         with batch.lock.hold("other" if other == "prefills" else "many"):

@@ -42,11 +42,11 @@ class Listener:
 class Queue:
     """A scheduler, and requests on threads that hold their slot until a test releases them."""
 
-    def __init__(self, owner: str = "", **settings: Any) -> None:
+    def __init__(self, tenant: str = "", **settings: Any) -> None:
         self.listener = Listener()
         self.compute = SharedCompute(adapt(tiny_models.model("llama")))
         config = SchedulerConfig(**settings)
-        self.scheduler = Scheduler(self.compute, config, self.listener, owner)
+        self.scheduler = Scheduler(self.compute, config, self.listener, tenant)
         self.order: list[int] = []
         self.errors: list[Exception] = []
         self.go = [threading.Event() for _ in range(20)]
@@ -364,8 +364,8 @@ class TestCancellation:
         assert len(answer.token_ids) == 2  # type: ignore[union-attr]
 
 
-def test_few_prompts_of_an_owner_are_prepared_ahead_while_another_owner_has_requests() -> None:
-    queue = Queue(owner="flood")
+def test_few_prompts_of_a_tenant_are_prepared_ahead_while_another_tenant_has_requests() -> None:
+    queue = Queue(tenant="flood")
     checks = list[None]()
     other = Scheduler(queue.compute, SchedulerConfig(), Listener(), "other")
     with other.request():
@@ -374,7 +374,7 @@ def test_few_prompts_of_an_owner_are_prepared_ahead_while_another_owner_has_requ
             queue.scheduler.wait_for_room(lambda: checks.append(queue.go[0].set()))
             assert bool(checks) == (number == PREPARED_AHEAD)
             queue.ask(number, tokens=1)
-    queue.scheduler.wait_for_room(lambda: pytest.fail("no other owner has requests"))
+    queue.scheduler.wait_for_room(lambda: pytest.fail("no other tenant has requests"))
     queue.end()
 
 
@@ -383,7 +383,7 @@ def test_a_prompt_is_prepared_as_soon_as_a_request_ends(
     monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     monkeypatch.setattr("ragkv.scheduling.scheduler.POLL_S", 600.0)
-    queue = Queue(owner="flood")
+    queue = Queue(tenant="flood")
     other = Scheduler(queue.compute, SchedulerConfig(), Listener(), "other")
     with ExitStack() as running:
         running.enter_context(other.request())

@@ -80,7 +80,7 @@ async def embed(body: EmbeddingsRequest, call: ApiCallDep) -> EmbeddingsResponse
     its parts.
     """
     embedder = _embedder(call, body.model)
-    owner = call.principal.tenant
+    tenant = call.principal.tenant
 
     def work(check: Check) -> EmbeddingsResponse:
         texts = [body.input] if isinstance(body.input, str) else body.input
@@ -93,11 +93,11 @@ async def embed(body: EmbeddingsRequest, call: ApiCallDep) -> EmbeddingsResponse
                 f"{embedder.dimension} dimensions only."
             )
             raise ApiError(400, message, "unsupported_value", "dimensions")
-        vectors = [one_vector(windows) for windows in embedder.embed_texts(texts, check, owner)]
+        vectors = [one_vector(windows) for windows in embedder.embed_texts(texts, check, tenant)]
         tokens = 0
         for text in texts:
             check()
-            tokens += embedder.count_tokens(text, owner)
+            tokens += embedder.count_tokens(text, tenant)
         call.record_embedding(tokens)
         encoded = [_encode(vector, body.encoding_format) for vector in vectors]
         data = [Embedding(index=number, embedding=one) for number, one in enumerate(encoded)]

@@ -2,7 +2,7 @@
 
 A grammar is compiled by llguidance, whose own limits bound the work of a token's mask. `trial.py`
 bounds the time and the memory of compiling: each form is first compiled in a process that can be
-ended. Compiling and slow masks take turns, which are shared fairly between owners. So slow forms
+ended. Compiling and slow masks take turns, which are shared fairly between tenants. So slow forms
 from strangers occupy one processor at most.
 """
 
@@ -107,9 +107,9 @@ class ConstraintTokenizer:
 class TokenConstraint:
     """What one answer may contain. One thread at a time; dies with the answer."""
 
-    def __init__(self, matcher: Any, tokenizer: ConstraintTokenizer, owner: str = "") -> None:
+    def __init__(self, matcher: Any, tokenizer: ConstraintTokenizer, tenant: str = "") -> None:
         self._matcher = matcher
-        self._owner = owner
+        self._tenant = tenant
         self._vocabulary = tokenizer.vocabulary
         self.end_tokens = tokenizer.end_tokens
         self._lock = tokenizer.lock
@@ -119,7 +119,7 @@ class TokenConstraint:
     def prepare(self) -> None:
         """Compute the next mask now, while a step runs. Raises nothing: `mask` does."""
         if self._packed is None and not self.finished:
-            with self._lock.hold(self._owner) if self._took_s > SLOW_S else nullcontext():
+            with self._lock.hold(self._tenant) if self._took_s > SLOW_S else nullcontext():
                 began = time.perf_counter()
                 self._packed = self._matcher.compute_bitmask()
                 self._took_s = time.perf_counter() - began
@@ -170,10 +170,10 @@ class Grammar:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
 
-    def start(self, owner: str = "") -> TokenConstraint:
-        """The constraint of a new answer, whose slow masks wait for `owner`'s turn."""
+    def start(self, tenant: str = "") -> TokenConstraint:
+        """The constraint of a new answer, whose slow masks wait for `tenant`'s turn."""
         with self._lock:
-            return TokenConstraint(self._matcher.deep_copy(), self._tokenizer, owner)
+            return TokenConstraint(self._matcher.deep_copy(), self._tokenizer, tenant)
 
 
 class Grammars:
@@ -190,8 +190,8 @@ class Grammars:
         with suppress(MissingExtraError, InputError):  # the first constrained answer says so
             self._tokenizer.get()
 
-    def compile(self, form: ResponseFormat, owner: str = "", check: Check = no_check) -> Grammar:
-        """The grammar of `form`. One is compiled at a time: this waits for `owner`'s turn.
+    def compile(self, form: ResponseFormat, tenant: str = "", check: Check = no_check) -> Grammar:
+        """The grammar of `form`. One is compiled at a time: this waits for `tenant`'s turn.
 
         Raises `SchemaError` for a schema that allows nothing, is not supported, or takes too much
         time or memory. Raises `InputError` for a tokenizer that cannot be used. Raises
@@ -200,7 +200,7 @@ class Grammars:
         tokenizer = self._tokenizer.get()  # slow at the first call, but not because of the schema
         if (found := self.kept.get(form)) is not None:
             return found
-        with self._tokenizer.lock.hold(owner, check=check):
+        with self._tokenizer.lock.hold(tenant, check=check):
             if (found := self.kept.get(form)) is None:  # another thread may have made it meanwhile
                 size_bytes = _tried(_parts(form), check)
                 found = Grammar(_compiled(tokenizer, form), self._tokenizer)

@@ -75,7 +75,7 @@ class Corpus(Closing):
             embedder,
             read_only=read_only,
             before_write=self._keep,
-            owner=engine.parts.scheduler.owner,
+            tenant=engine.parts.scheduler.tenant,
         )
 
     @classmethod

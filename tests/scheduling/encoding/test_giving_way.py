@@ -22,7 +22,7 @@ def encode_while(
 
     def slow_layer() -> None:
         begun.set()
-        time.sleep(0.05)  # more than an owner may use before another one is due
+        time.sleep(0.05)  # more than a tenant may use before another one is due
 
     between_layers(monkeypatch, engine, slow_layer)
 
@@ -39,14 +39,14 @@ def test_another_tenant_computes_before_the_chunk_is_complete(
     with engine_of(store=StoreConfig(tenant="first")) as engine:
         identity = engine.entries.encoder.identity
         seen = list[bool]()
-        owners = list[set[str]]()
+        tenants = list[set[str]]()
 
         other = engine.with_config(EngineConfig(store=StoreConfig(tenant="second")))
 
         def compute() -> None:
             with other.parts.scheduler.computing():
                 seen.append(engine.parts.store.lease(identity, tuple(A)) is None)
-                owners.append(engine.parts.scheduler.batch.lock.owners)
+                tenants.append(engine.parts.scheduler.batch.lock.tenants)
 
         def background() -> None:
             engine.entries.background.add(tuple(A))
@@ -60,7 +60,7 @@ def test_another_tenant_computes_before_the_chunk_is_complete(
         )
         assert seen == [True]
         # it uses time of whom it is computed for, also in the background
-        assert owners == [{"first", "second"}]
+        assert tenants == [{"first", "second"}]
         monkeypatch.undo()
         other.close()
         assert engine.prefill(Q, [A]).reuse.missed_chunks == 0
