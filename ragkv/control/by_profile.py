@@ -31,7 +31,7 @@ def decided(
         speeds = present.store.speeds()
         loads = [replace(one, fixed=one.fixed or one.tier not in speeds) for one in loads]
         decision = choose_computed(profile, shape, loads, method.ratio)
-    computed = [spans[index] for index in decision.computed]
+    computed = [spans[index] for index in decision.computed_loads]
     plan = plan.computing(computed, Reason.SLOWER if decision.pays else Reason.NO_GAIN)
     return plan, Recompute(
         method.selector,
@@ -42,7 +42,7 @@ def decided(
     )
 
 
-def learn(
+def compare(
     plan: Plan,
     recompute: Recompute,
     passed: PassResult,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ragkv.errors import RagKVError
 from ragkv.fusion import PassResult, Plan, Recompute, Selector, SpanState, budget, with_floor
 
-from .by_profile import decided, learn
+from .by_profile import compare, decided
 from .method import Method, Methods
 from .present_profile import PresentProfile
 from .reasons import Reason
@@ -65,16 +65,16 @@ class Controller:
             reason = Reason.MOST_ROWS.format(tokens=tokens, share=share, error=error)
         return plan, Recompute(method.selector, method.ratio, reasons=(reason,))
 
-    def learn(self, plan: Plan, recompute: Recompute, passed: PassResult) -> None:
+    def compare(self, plan: Plan, recompute: Recompute, passed: PassResult) -> None:
         """Compare what a pass took with the profile's estimate, if there is a profile."""
         if (profile := self.present.profile) is not None:
-            learn(plan, recompute, passed, self.present, profile)
+            compare(plan, recompute, passed, self.present, profile)
 
 
 def rows_share(plan: Plan, selector: Selector, ratio: float, layers: int) -> float:
     """The rows that fusing computes, of those of a full prefill, on a model of so many layers."""
-    forced = plan.forced.numel()
+    computed = plan.computed.numel()
     selected = budget(ratio, len(plan.candidates))
     asked_layers = selector.asked_layers(layers).stop if selected else 0
-    asking = (forced - plan.unasked_rows - plan.leading_rows) * asked_layers / layers
-    return (forced + selected + asking) / plan.token_ids.numel()
+    asking = (computed - plan.unasked_rows - plan.leading_rows) * asked_layers / layers
+    return (computed + selected + asking) / plan.token_ids.numel()

@@ -48,7 +48,7 @@ class Decision:
     """A decision of the controller."""
 
     ratio: float  # recompute ratio
-    computed: tuple[int, ...]  # indices of the loads that are computed instead, ascending
+    computed_loads: tuple[int, ...]  # indices of the loads that are computed instead, ascending
     ttft_s: float  # estimate under this decision
     reasons: tuple[str, ...]  # short sentences with numbers
     early: int = 0  # fused tokens that are recomputed before the question chooses
@@ -113,7 +113,7 @@ def belongs_in_memory(
     count = max(1, PROMPT_TOKENS // tokens)
     fused = count * tokens
     length = fused + QUESTION_TOKENS
-    shape = replace(like, fused_tokens=fused, forced_rows=QUESTION_TOKENS, prompt_tokens=length)
+    shape = replace(like, fused_tokens=fused, computed_rows=QUESTION_TOKENS, prompt_tokens=length)
     loads = [Load("memory", tokens)] * count
     return choose_tier(profile, shape, r_star, loads) == "memory"
 
@@ -161,14 +161,14 @@ def choose_computed(
         return Decision(ratio, tuple(sorted(chosen)), took_s, ())
 
     found = [without(slow[:count]) for count in range(len(slow) + 1)]
-    best = min(found, key=lambda one: (one.ttft_s, len(one.computed)))
+    best = min(found, key=lambda one: (one.ttft_s, len(one.computed_loads)))
     if shape.selection is Selection.ASKING:
         best = _front(profile, shape, loads, ratio, best, without)
-    if not slow and not best.computed:
+    if not slow and not best.computed_loads:
         return best
-    load = loads[(slow or best.computed)[0]]
+    load = loads[(slow or best.computed_loads)[0]]
     reason = Reason.SOME_COMPUTED.format(
-        computed=len(best.computed),
+        computed=len(best.computed_loads),
         count=len(loads),
         tokens=load.tokens,
         loading=_ms(load_s(profile, [load])),
@@ -242,21 +242,23 @@ def choose_all(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: fl
     If fusing does not pay, every fused entry is computed.
     """
     computed = choose_computed(profile, shape, loads, r_star)
-    remaining, shape_without = _without(shape, loads, computed.computed)
+    remaining, shape_without = _without(shape, loads, computed.computed_loads)
     chosen = choose_ratio(profile, shape_without, remaining, r_star)
     early = choose_early(profile, shape_without, remaining, chosen.ratio)
     fused = [
-        i for i, load in enumerate(loads) if is_fused_chunk(load) and i not in computed.computed
+        i
+        for i, load in enumerate(loads)
+        if is_fused_chunk(load) and i not in computed.computed_loads
     ]
     exact_s = recompute_ttft_s(profile, shape_without, remaining)
     if fused and shape_without.fused_tokens and not pays(early.ttft_s, exact_s):
         tokens = shape_without.fused_tokens
         times = {"exact": _ms(exact_s), "fused": _ms(early.ttft_s)}
         reasons = (*computed.reasons, Reason.NOT_PAYING.format(tokens=tokens, **times))
-        everything = tuple(sorted((*fused, *computed.computed)))
+        everything = tuple(sorted((*fused, *computed.computed_loads)))
         return Decision(chosen.ratio, everything, exact_s, reasons, pays=False)
     reasons = (*computed.reasons, *chosen.reasons, *early.reasons)
-    return replace(early, computed=computed.computed, reasons=reasons)
+    return replace(early, computed_loads=computed.computed_loads, reasons=reasons)
 
 
 def _waits(profile: Profile, shape: Shape, ratio: float, loads: Sequence[Load]) -> bool:
@@ -276,19 +278,19 @@ def _without(
     """The loads that remain, and the shape, when those of index `computed` become cache misses."""
     remaining = [load for i, load in enumerate(loads) if i not in computed]
     fused = max(0, shape.fused_tokens - sum(loads[i].tokens for i in computed if loads[i].fused))
-    forced = shape.forced_rows + sum(loads[i].tokens for i in computed)
+    rows = shape.computed_rows + sum(loads[i].tokens for i in computed)
     leading = shape.leading_rows
     for i, load in enumerate(loads):  # up to the first candidate
         if i in computed:
             leading += load.tokens
         elif load.fused:
             break
-    forced = min(forced, shape.prompt_tokens - fused)
+    rows = min(rows, shape.prompt_tokens - fused)
     return remaining, replace(
         shape,
         fused_tokens=fused,
-        forced_rows=forced,
-        leading_rows=min(leading, forced - shape.unasked_rows),
+        computed_rows=rows,
+        leading_rows=min(leading, rows - shape.unasked_rows),
     )
 
 

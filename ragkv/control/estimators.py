@@ -49,7 +49,7 @@ def ttft_s(profile: Profile, shape: Shape, ratio: float, loads: Sequence[Load]) 
     """
     if shape.selection is Selection.STATIC and ratio >= 1.0 and shape.fused_tokens:
         loads = [load for load in loads if not load.fused]
-        shape = Shape(0, shape.forced_rows + shape.fused_tokens, shape.prompt_tokens)
+        shape = Shape(0, shape.computed_rows + shape.fused_tokens, shape.prompt_tokens)
     if not loads and not shape.fused_tokens:
         return profile.prefill.at(shape.prompt_tokens)
     layer_s = load_s(profile, loads)
@@ -88,7 +88,7 @@ def recompute_ttft_s(profile: Profile, shape: Shape, loads: Sequence[Load]) -> f
     before.
     """
     kept = [load for load in loads if not is_fused_chunk(load)]
-    rows = min(shape.prompt_tokens, shape.forced_rows + shape.fused_tokens)
+    rows = min(shape.prompt_tokens, shape.computed_rows + shape.fused_tokens)
     return ttft_s(profile, Shape(0, rows, shape.prompt_tokens), 0.0, kept)
 
 
@@ -125,18 +125,18 @@ def _phases(profile: Profile, shape: Shape, ratio: float, hindered_s: float) -> 
     at = profile.recompute.at
     placing_s = profile.place_token_layer_s * shape.placed_tokens + hindered_s
     selected = ratio * shape.fused_tokens
-    selected_s = placing_s + at(shape.forced_rows + selected, keys)
+    selected_s = placing_s + at(shape.computed_rows + selected, keys)
     if shape.selection is Selection.STATIC or not selected:
         return [Phase(layers, selected_s, True)]
     if shape.selection is Selection.CHECKING:
-        all_s = placing_s + at(shape.forced_rows + shape.fused_tokens, keys)
+        all_s = placing_s + at(shape.computed_rows + shape.fused_tokens, keys)
         return [Phase(1, all_s, True), Phase(layers - 1, selected_s, True)]
     asked = min(layers, shape.asked_layers)
     early = shape.early_tokens
-    asking_s = placing_s + at(shape.forced_rows - shape.unasked_rows + early, keys)
-    again_s = at(shape.forced_rows - shape.leading_rows + selected, keys)
+    asking_s = placing_s + at(shape.computed_rows - shape.unasked_rows + early, keys)
+    again_s = at(shape.computed_rows - shape.leading_rows + selected, keys)
     return [
         Phase(asked, asking_s, True),
         Phase(asked, again_s, False),
-        Phase(layers - asked, placing_s + at(shape.forced_rows + selected + early, keys), True),
+        Phase(layers - asked, placing_s + at(shape.computed_rows + selected + early, keys), True),
     ]

@@ -198,7 +198,7 @@ class Measuring:
             passed = prompt.result()
             whole_s = time.perf_counter() - began - passed.load_s
         fused = passed.fused
-        rows = plan.forced.numel() + passed.selected_by_layer[0].numel()
+        rows = plan.computed.numel() + passed.selected_by_layer[0].numel()
         return rows, whole_s, fused.place_s if adapter.device.type == "cpu" else 0.0
 
     def _fused_plan(self, leases: Sequence[Lease], length: int) -> tuple[Plan, int]:

@@ -12,15 +12,15 @@ from ragkv.fusion import Plan, Selection, Selector, Span, SpanKind, SpanState
 class Shape:
     """The token counts of a request, which do not depend on the ratio."""
 
-    fused_tokens: int  # N, the candidates: reused, neither exact nor forced
+    fused_tokens: int  # N, the candidates: reused, neither exact nor computed
     # computed in every layer: question, template, cache misses, history without KV
-    forced_rows: int
+    computed_rows: int
     prompt_tokens: int  # S
     selection: Selection = Selection.STATIC
     asked_layers: int = 0  # layers of the first pass of an asking selector
-    # forced rows before the first candidate: a second pass leaves them out
+    # computed rows before the first candidate: a second pass leaves them out
     leading_rows: int = 0
-    # forced rows that the first pass of an asking selector leaves out
+    # computed rows that the first pass of an asking selector leaves out
     unasked_rows: int = 0
     early_tokens: int = 0  # candidates that this first pass recomputes: see `Recompute.early`
 
@@ -28,10 +28,10 @@ class Shape:
     def of(cls, plan: Plan, selector: Selector, layers: int, early: int = 0) -> Self:
         """The shape of a prompt, on a model of so many layers."""
         fused = len(plan.candidates)
-        forced = plan.forced.numel()
+        computed = plan.computed.numel()
         return cls(
             fused,
-            forced,
+            computed,
             plan.token_ids.numel(),
             selection=selector.selection,
             asked_layers=selector.asked_layers(layers).stop,
@@ -43,19 +43,19 @@ class Shape:
     def __post_init__(self) -> None:
         if (
             self.fused_tokens < 0
-            or self.forced_rows < 0
-            or self.fused_tokens + self.forced_rows > self.prompt_tokens
+            or self.computed_rows < 0
+            or self.fused_tokens + self.computed_rows > self.prompt_tokens
         ):
             raise ValueError(
                 f"A prompt of {self.prompt_tokens} tokens cannot have {self.fused_tokens} fused "
                 "and "
-                f"{self.forced_rows} forced tokens."
+                f"{self.computed_rows} computed tokens."
             )
 
     @property
     def placed_tokens(self) -> int:
-        """Tokens whose stored KV is placed: all that are not forced."""
-        return self.prompt_tokens - self.forced_rows
+        """Tokens whose stored KV is placed: all that are not computed."""
+        return self.prompt_tokens - self.computed_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ class TokenChoice:
         self.loaded = plan.loaded if self.narrows else _not_recomputed(plan, self.first)
         # the most rows that a layer computes
         chosen = self.first.numel() + (self.budget if self.asked_layers else 0)
-        self.most_rows = plan.forced.numel() + chosen
+        self.most_rows = plan.computed.numel() + chosen
 
 
 def fuse(
@@ -117,9 +117,9 @@ def fuse(
     asked = None
     if choice.asked_layers:
         asked = yield from _ask(choice, plan, rows_of, placing)
-        rows = rows_of(plan.token_ids, plan.forced[plan.leading_rows :], asked.chosen)
+        rows = rows_of(plan.token_ids, plan.computed[plan.leading_rows :], asked.chosen)
     else:
-        rows = rows_of(plan.token_ids, plan.forced, plan.candidates.positions[choice.first])
+        rows = rows_of(plan.token_ids, plan.computed, plan.candidates.positions[choice.first])
     narrowing = Narrowing(rows, plan, placing) if choice.narrows else None
 
     for layer in range(layers):
@@ -156,12 +156,12 @@ def _ask(
     """Pass the rows of the question and the early candidates through the lower layers, which are
     placed for them.
 
-    Two kinds of these rows are final: the early candidates, and forced rows before the first
+    Two kinds of these rows are final: the early candidates, and computed rows before the first
     candidate, which no recompute changes. Their hidden states join the other rows above.
     """
-    token_ids, forced = plan.asking()
+    token_ids, computed = plan.asking()
     early = plan.candidates.positions[choice.first]
-    rows = rows_of(token_ids, forced, early)
+    rows = rows_of(token_ids, computed, early)
     watch = Watch(plan.question_rows - plan.unasked_rows, plan.token_ids.numel(), rows.device)
     for layer in range(choice.asked_layers.stop):
         placing.place(layer)
@@ -172,8 +172,8 @@ def _ask(
         attention[sent(choice.first, rows.device)] = -1.0  # they are recomputed already
     recompute = choice.recompute
     chosen = recompute.selector.select_asked(plan.candidates, attention, recompute.ratio)
-    final = torch.cat((forced[: plan.leading_rows], early))
-    positions = torch.cat((forced, early)).sort().values
+    final = torch.cat((computed[: plan.leading_rows], early))
+    positions = torch.cat((computed, early)).sort().values
     return _Asked(candidates[chosen], rows, torch.searchsorted(positions, final))
 
 
@@ -187,10 +187,10 @@ class PromptRows:
         tables: RotaryTables,
         record: Recording | None,
         token_ids: torch.Tensor,
-        forced: torch.Tensor,
+        computed: torch.Tensor,
         chosen: torch.Tensor,
     ) -> None:
-        """The rows are the positions `forced` and `chosen`, which the device may have chosen."""
+        """The rows are the positions `computed` and `chosen`, which the device may have chosen."""
         self.adapter = adapter
         self._kv = kv
         self._tables = tables
@@ -199,7 +199,7 @@ class PromptRows:
         self.by_layer: list[torch.Tensor] = []  # positions of the rows
         # One past the last row: the last position is always computed, so no device is asked.
         self._stop = token_ids.numel()
-        positions = torch.cat((sent(forced, chosen.device), chosen)).sort().values
+        positions = torch.cat((sent(computed, chosen.device), chosen)).sort().values
         self.continue_at(self._at(positions))
         # (1, R, E)
         self.hidden = adapter.embed(sent(token_ids, adapter.device)[self.rows.positions])
@@ -253,8 +253,8 @@ class PromptRows:
 
 
 def _not_recomputed(plan: Plan, chosen: torch.Tensor) -> tuple[Span, ...]:
-    """The loaded spans with at least one token that is neither forced nor `chosen`."""
-    computed = torch.zeros(plan.token_ids.numel(), dtype=torch.bool)
-    computed[plan.forced] = True
-    computed[plan.candidates.positions[chosen]] = True
-    return tuple(span for span in plan.loaded if not computed[span.start : span.stop].all())
+    """The loaded spans with at least one token that is neither computed nor `chosen`."""
+    is_computed = torch.zeros(plan.token_ids.numel(), dtype=torch.bool)
+    is_computed[plan.computed] = True
+    is_computed[plan.candidates.positions[chosen]] = True
+    return tuple(span for span in plan.loaded if not is_computed[span.start : span.stop].all())

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from .fuse import PromptRows
     from .pipeline import Placing
 
-# More than any deviation: forced rows are always kept.
-_FORCED = 1 << 62
+# More than any deviation: rows that are computed in every layer are kept.
+_COMPUTED = 1 << 62
 
 
 class HKVD(Selector):
@@ -51,28 +51,28 @@ class GradualHKVD(HKVD):
 
 
 class Narrowing:
-    """Keeps the rows that deviate most from what is stored of them, and those that are forced."""
+    """Keeps the rows that deviate most from what is stored of them, and those that are computed in every layer."""
 
     def __init__(self, prompt_rows: "PromptRows", plan: Plan, placing: "Placing") -> None:
-        """The rows are all candidates and all forced positions, which the host knows."""
+        """The rows are all candidates and all computed positions, which the host knows."""
         self._rows = prompt_rows
         self._placing = placing
-        self._forced = plan.forced.numel()
-        positions = torch.cat((plan.forced, plan.candidates.positions)).sort().values
+        self._computed = plan.computed.numel()
+        positions = torch.cat((plan.computed, plan.candidates.positions)).sort().values
         index = torch.zeros(plan.token_ids.numel(), dtype=torch.int64)
         index[placing.positions] = torch.arange(placing.positions.numel())
         extra = torch.zeros_like(index)
-        extra[plan.forced] = _FORCED
+        extra[plan.computed] = _COMPUTED
         # position, index among the placed tokens, and what is added to the deviation: (3, R)
         facts = torch.stack((positions, index[positions], extra[positions]))
         self._facts = sent(facts, prompt_rows.adapter.device)
 
     def narrow(self, layer: int, keep: int | None) -> None:
         """Go on with `keep` candidates; `None`: with all that are left."""
-        if keep is None or keep + self._forced >= self._facts.shape[1]:
+        if keep is None or keep + self._computed >= self._facts.shape[1]:
             return
         _, index, extra = self._facts
-        kept = top(self._deviation(layer, index) + extra, keep + self._forced)
+        kept = top(self._deviation(layer, index) + extra, keep + self._computed)
         self._facts = self._facts.index_select(1, kept)
         self._rows.keep(kept, self._facts[0])
 

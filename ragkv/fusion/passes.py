@@ -54,16 +54,16 @@ class PreparedPrompt:
     def __init__(
         self,
         steps: FuseSteps,
-        forced: torch.Tensor,
+        computed: torch.Tensor,
         reader: LayerReader,
         most_rows: int,
         check: Check,
     ) -> None:
-        """No selector chose the positions `forced`. A layer computes at most `most_rows` rows. An error
+        """No selector chose the positions `computed`. A layer computes at most `most_rows` rows. An error
         that `check` raises ends this prompt's part.
         """
         self.steps = steps
-        self.forced = forced
+        self.computed = computed
         self.reader = reader
         self.most_rows = most_rows
         self.check = check
@@ -122,12 +122,12 @@ class Fusor:
         ahead = self.read_ahead_layers
         if ahead is None:
             size = sum(lease.stored_bytes for lease in leases if not lease.in_place)
-            rows = plan.forced.numel() + choice.budget
+            rows = plan.computed.numel() + choice.budget
             ahead = self.speeds.ahead(size, rows * layers, layers, choice.upper_layers)
         reader = self.reader(leases, ahead)
         steps = fuse(adapter, plan, choice, reader, allocate, record)
         with closing(reader), closing(steps):
-            yield PreparedPrompt(steps, plan.forced, reader, choice.most_rows, check)
+            yield PreparedPrompt(steps, plan.computed, reader, choice.most_rows, check)
 
     def reader(self, leases: Sequence[Lease], ahead: int) -> LayerReader:
         """Begins to read `ahead` layers of the leases."""
@@ -155,7 +155,7 @@ class Fusor:
                     exc_info=True,
                 )
 
-    def learn(self, passed: PassResult) -> None:
+    def note_speed(self, passed: PassResult) -> None:
         """Let the next read-ahead follow what this pass took."""
         self.speeds.add_read(passed.read_bytes, passed.read_s)
         if passed.prompts == 1:  # The time of a joint pass is that of all its prompts.
@@ -199,7 +199,7 @@ class _LayerLoop:
             reader = prompt.reader
             prompt.ended = PassResult(
                 fused,
-                selected_by_layer=_selected(fused.rows_by_layer, prompt.forced),
+                selected_by_layer=_selected(fused.rows_by_layer, prompt.computed),
                 logits=own.clone() if len(self._fused) > 1 else own,
                 pass_s=took_s,
                 others_s=self._others_s,
@@ -257,11 +257,11 @@ class _LayerLoop:
 
 
 def _selected(
-    rows_by_layer: Sequence[torch.Tensor], forced: torch.Tensor
+    rows_by_layer: Sequence[torch.Tensor], computed: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """The positions of each layer's rows that are not `forced`; the layers share most of them."""
+    """The positions of each layer's rows that are not `computed`; the layers share most of them."""
     there = {id(rows): rows.cpu() for rows in rows_by_layer}
-    chosen = {key: rows[~torch.isin(rows, forced)] for key, rows in there.items()}
+    chosen = {key: rows[~torch.isin(rows, computed)] for key, rows in there.items()}
     return tuple(chosen[id(rows)] for rows in rows_by_layer)
 
 

@@ -64,7 +64,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The N tokens a selector may choose from: those of fused spans, without a forced last token."""
+    """The N tokens a selector may choose from: those of fused spans, without the last one, which is computed."""
 
     positions: torch.Tensor  # (N,) int64 ascending, absolute in the prompt
     offset: torch.Tensor  # (N,) position within the span
@@ -92,7 +92,7 @@ class Plan:
 
     token_ids: torch.Tensor  # (S,) int64
     spans: tuple[Span, ...]  # in order, covering 0 ... S - 1
-    forced: torch.Tensor  # positions computed in every layer, ascending
+    computed: torch.Tensor  # positions that are computed in every layer, ascending
     candidates: Candidates
     missed: tuple[int, ...] = ()  # indices of chunks that have no usable entry
     # indices of history blocks that are computed here and stored again
@@ -110,14 +110,14 @@ class Plan:
     ) -> "Plan":
         """The plan of `token_ids` (S,) with the given spans."""
         last = token_ids.numel() - 1
-        computed = torch.zeros(last + 1, dtype=torch.bool)
-        computed[last] = True
+        is_computed = torch.zeros(last + 1, dtype=torch.bool)
+        is_computed[last] = True
         for span in spans:
             if span.state is SpanState.COMPUTED:
-                computed[span.start : span.stop] = True
-        forced = computed.nonzero().squeeze(1)
+                is_computed[span.start : span.stop] = True
+        computed = is_computed.nonzero().squeeze(1)
         candidates = Candidates.of(spans, last)
-        return cls(token_ids, tuple(spans), forced, candidates, missed, recomputed_blocks, notes)
+        return cls(token_ids, tuple(spans), computed, candidates, missed, recomputed_blocks, notes)
 
     def computing(self, spans: Collection[Span], why: str) -> "Plan":
         """The same with these spans computed instead of loaded."""
@@ -140,8 +140,8 @@ class Plan:
     def question_rows(self) -> int:
         """The number of rows after all others: the question and the template's tail."""
         length = self.token_ids.numel()
-        count = self.forced.numel()
-        return int((self.forced == torch.arange(length - count, length)).sum())
+        count = self.computed.numel()
+        return int((self.computed == torch.arange(length - count, length)).sum())
 
     @property
     def unasked_rows(self) -> int:
@@ -149,16 +149,16 @@ class Plan:
         return max(0, self.question_rows - MOST_ASKING_ROWS)
 
     def asking(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token ids and forced positions of the pass in which the question asks.
+        """Token ids and computed positions of the pass in which the question asks.
 
         Of a long question only the last rows ask, at the positions where the question begins.
         """
         start = self.token_ids.numel() - self.question_rows
         left_out = self.unasked_rows
         ids = torch.cat((self.token_ids[:start], self.token_ids[start + left_out :]))
-        return ids, self.forced[: self.forced.numel() - left_out]
+        return ids, self.computed[: self.computed.numel() - left_out]
 
     @property
     def leading_rows(self) -> int:
-        """The number of forced rows before the first candidate: no pass changes what they see."""
-        return int(torch.searchsorted(self.forced, self.candidates.positions[:1]).sum())
+        """The number of computed rows before the first candidate: no pass changes what they see."""
+        return int(torch.searchsorted(self.computed, self.candidates.positions[:1]).sum())

@@ -29,7 +29,7 @@ from .plan import Candidates
 # Where in a model's depth the question asks. The layers above choose no better, and they load while
 # those below are recomputed (docs/research/selection.md).
 ASKED = (0.5, 0.83)
-# Attention to token t of a chunk is multiplied by 1 + `BEGINNING_WEIGHT` e^(-t / `BEGINNING_TOKENS`):
+# Attention to token t of a fused span is multiplied by 1 + `BEGINNING_WEIGHT` e^(-t / `BEGINNING_TOKENS`):
 # the KV of beginnings changes most with what precedes them (docs/research/log.md).
 BEGINNING_WEIGHT = 2.0
 BEGINNING_TOKENS = 16.0

@@ -92,8 +92,8 @@ class Prefiller:
             with self.scheduler.prefills.joined(prepared, rows, task.claim) as prompts:
                 self.fusor.run(prompts, pause=self.scheduler.between_layers)
             passed = prepared.result()
-        self.fusor.learn(passed)
-        self.controller.learn(plan, recompute, passed)
+        self.fusor.note_speed(passed)
+        self.controller.compare(plan, recompute, passed)
         if keep is not None and record is not None:
             rope_digest = self.fusor.adapter.rope.digest(length)
             keep(task.prompt, rope_digest, record)

@@ -16,7 +16,7 @@ from ragkv.types import PromptSpan, Reuse
 def reuse_report(plan: Plan, recompute: Recompute, passed: PassResult, layers: int) -> Reuse:
     """The counts of a prompt that was computed as planned."""
     length = plan.token_ids.numel()
-    forced = plan.forced.numel()
+    computed = plan.computed.numel()
     fused = passed.fused
     recomputed = passed.selected_by_layer[-1].numel()
     exact = sum(
@@ -32,9 +32,9 @@ def reuse_report(plan: Plan, recompute: Recompute, passed: PassResult, layers: i
     )
     return Reuse(
         exact=exact,
-        fused=length - exact - forced - recomputed,
+        fused=length - exact - computed - recomputed,
         recomputed=recomputed,
-        computed=forced,
+        computed=computed,
         bytes_by_tier=passed.bytes_by_tier,
         missed_chunks=len(plan.missed),
         missed_tokens=sum(len(span) for span in plan.spans if span.chunk in plan.missed),

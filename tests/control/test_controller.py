@@ -19,7 +19,7 @@ from ragkv.control.present_profile import FORGET_S, OUTCOMES
 from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
 from ragkv.control.reasons import Reason
 from ragkv.errors import ProfileError
-from ragkv.fusion import PassResult, Plan, Selector
+from ragkv.fusion import PassResult, Plan, Recompute
 from ragkv.fusion.selectors import Attention
 from ragkv.store import Policy
 from tests import reference, tiny_models
@@ -245,10 +245,10 @@ def test_what_requests_took_leads_to_the_quickest_choice_also_if_some_chunks_are
         made.parts.profiler.use(
             dataclasses.replace(control.present.profile, prefill=LengthFit(0.0, 0.03 * whole, 0.0))
         )
-        learn = control.learn
+        compare = control.compare
 
-        def took(plan: Plan, selector: Selector, passed: PassResult) -> None:
-            rows = plan.forced.numel() + passed.selected_by_layer[0].numel()
+        def took(plan: Plan, recompute: Recompute, passed: PassResult) -> None:
+            rows = plan.computed.numel() + passed.selected_by_layer[0].numel()
             tokens = passed.bytes_by_tier.get("disk", 0) // token_bytes
             times = dict(
                 pass_s=7 + compute_s(rows, tokens),
@@ -256,11 +256,11 @@ def test_what_requests_took_leads_to_the_quickest_choice_also_if_some_chunks_are
                 others_s=4.0,
                 read_s=4 * tokens * token_s,
             )
-            learn(plan, selector, dataclasses.replace(passed, **times))
+            compare(plan, recompute, dataclasses.replace(passed, **times))
             joint = {**times, "prompts": 2, "pass_s": 99.0}
-            learn(plan, selector, dataclasses.replace(passed, **joint))
+            compare(plan, recompute, dataclasses.replace(passed, **joint))
 
-        monkeypatch.setattr(control, "learn", took)
+        monkeypatch.setattr(control, "compare", took)
         for _ in range(2 * OUTCOMES):
             made.prefill(QUESTION, CHUNKS)
         reuse = made.prefill(QUESTION, CHUNKS).reuse

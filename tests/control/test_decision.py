@@ -26,7 +26,7 @@ from ragkv.fusion import Selection
 from .profiles import disk, profile
 
 # a layer takes 1.1 s at ratio 0, 2.1 s at 1
-SHAPE = Shape(fused_tokens=100, forced_rows=10, prompt_tokens=110)
+SHAPE = Shape(fused_tokens=100, computed_rows=10, prompt_tokens=110)
 LOADS = [Load("disk", 50), Load("disk", 50)]
 
 
@@ -187,10 +187,10 @@ class TestComputedInstead:
             for count in range(len(slow) + 1)
         )
         decision = choose_computed(made, shape, loads, ratio)
-        assert set(decision.computed) == set(slow[: len(decision.computed)])
+        assert set(decision.computed_loads) == set(slow[: len(decision.computed_loads)])
         assert decision.ttft_s == pytest.approx(best)
         assert decision.ttft_s == pytest.approx(
-            self.ttft(made, shape, loads, ratio, decision.computed)
+            self.ttft(made, shape, loads, ratio, decision.computed_loads)
         )
 
     @staticmethod
@@ -200,7 +200,9 @@ class TestComputedInstead:
         """TTFT computed independently of the estimators."""
         kept = [load for i, load in enumerate(loads) if i not in computed]
         misses = sum(loads[i].tokens for i in computed)
-        rows = shape.forced_rows + misses + ratio * sum(load.tokens for load in kept if load.fused)
+        rows = (
+            shape.computed_rows + misses + ratio * sum(load.tokens for load in kept if load.fused)
+        )
         loading = load_s(made, kept)
         return made.start_s + loading + 2 * max(loading, 1.0 + 0.01 * rows)
 
@@ -215,26 +217,28 @@ class TestComputedInstead:
         shape = dataclasses.replace(SHAPE, selection=Selection.ASKING, asked_layers=2)
         loads = [Load("disk", 10)] * 10
         decision = choose_computed(made, shape, loads, 0.15)
-        assert decision.computed == computed
+        assert decision.computed_loads == computed
         rows = 10 * len(computed)  # exact, so they are not computed again
         rest = dataclasses.replace(
-            shape, fused_tokens=100 - rows, forced_rows=10 + rows, leading_rows=rows
+            shape, fused_tokens=100 - rows, computed_rows=10 + rows, leading_rows=rows
         )
         assert decision.ttft_s == ttft_s(made, rest, 0.15, loads[len(computed) :])
 
     def test_a_fixed_load_is_never_computed(self) -> None:
         made = profile(tiers={"disk": disk(1.0)})
         loads = [Load("disk", 50, fused=False, fixed=True), Load("disk", 50)]
-        assert choose_computed(made, Shape(50, 10, 110), loads, 0.15).computed == (1,)
+        assert choose_computed(made, Shape(50, 10, 110), loads, 0.15).computed_loads == (1,)
 
     def test_a_chunk_that_ends_the_prompt_may_be_computed_although_its_last_token_is_forced(
         self,
     ) -> None:
-        """Without a question the last token of the last chunk is forced, so it is not among the
+        """Without a question the last token of the last chunk is computed, so it is not among the
         fused tokens.
         """
         made = profile(tiers={"disk": disk(1.0)})
-        assert choose_computed(made, Shape(99, 1, 100), [Load("disk", 100)], 0.15).computed == (0,)
+        assert choose_computed(
+            made, Shape(99, 1, 100), [Load("disk", 100)], 0.15
+        ).computed_loads == (0,)
 
 
 class TestEarly:
@@ -296,7 +300,7 @@ class TestDecide:
         )
         loads = [Load("disk", 100), Load("redis", 20)]
         decision = choose_all(made, Shape(120, 10, 130), loads, 0.15)
-        assert decision.computed == (1,)
+        assert decision.computed_loads == (1,)
         assert decision.ratio == pytest.approx((1.6 - 0.02 * 30) / 2.0)
         assert len(decision.reasons) == 2
         assert decision.ttft_s <= ttft_s(made, Shape(120, 10, 130), 0.15, loads)
@@ -327,4 +331,4 @@ class TestDecide:
 
     def test_without_loads_the_decision_is_r_star(self) -> None:
         decision = choose_all(profile(), Shape(0, 10, 10), [], 0.15)
-        assert (decision.ratio, decision.computed) == (0.15, ())
+        assert (decision.ratio, decision.computed_loads) == (0.15, ())

@@ -18,7 +18,7 @@ from ragkv.fusion.static_selectors import FirstK
 
 from .profiles import disk, profile
 
-SHAPE = Shape(fused_tokens=100, forced_rows=10, prompt_tokens=110)
+SHAPE = Shape(fused_tokens=100, computed_rows=10, prompt_tokens=110)
 FREE = LengthFit(0.0, 0.0, 0.0)
 
 times = st.floats(0, 10)
@@ -34,7 +34,7 @@ profiles = st.builds(
 )
 ratios = st.floats(0, 1)
 shapes = st.builds(
-    lambda fused, forced, exact, kind: Shape(fused, forced, fused + forced + exact, kind, 2),
+    lambda fused, computed, exact, kind: Shape(fused, computed, fused + computed + exact, kind, 2),
     *(st.integers(0, 500),) * 3,
     st.sampled_from(Selection),
 )

@@ -177,7 +177,7 @@ def test_blocks_of_an_earlier_prompt_are_exact_wherever_they_begin_and_end() -> 
         ("template", 8, 9, "computed", 0),
         ("question", 9, 10, "computed", 0),
     ]
-    assert plan.forced.tolist() == [6, 7, 8, 9]
+    assert plan.computed.tolist() == [6, 7, 8, 9]
 
 
 def test_text_is_computed_and_a_separator_stands_behind_each_chunk_that_no_text_follows() -> None:
