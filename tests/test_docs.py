@@ -36,6 +36,23 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
             )
 
 
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/index.md"])
+def test_the_links_of_a_page_that_is_read_in_a_checkout_lead_to_files(name: str) -> None:
+    page = ROOT / name
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text("utf-8"))
+    assert links and [link for link in links if not (page.parent / link).exists()] == []
+    assert (
+        re.findall(r"`docs/[\w/-]+\.md`", page.read_text("utf-8")) == []
+    )  # which no reader can follow
+
+
+def test_the_list_of_all_pages_is_in_the_order_of_the_site() -> None:
+    nav = re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    index = (ROOT / "docs" / "index.md").read_text("utf-8")
+    listed = re.findall(r"\]\((?:\.\./examples/)?([\w/]+)\.(?:md|ipynb)\)", index)
+    assert [f"{name}.md" for name in listed] == [page for page in nav if page != "index.md"]
+
+
 def test_every_page_that_code_names_exists() -> None:
     folders = ("ragkv", "benchmarks", "examples", "tests", "deploy", ".ci")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*")]

@@ -44,10 +44,17 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def start() -> str:
-    """README.md, with its links made relative to the folder of the docs."""
-    text = (ROOT / "README.md").read_text("utf-8")
-    text = re.sub(r"\]\(docs/", "](", text)
-    return re.sub(r"`docs/([\w/-]+\.md)`", r"[\1](\1)", text)
+    """README.md, then the list of all pages, which is this page in a checkout.
+
+    Links are made relative to the folder of the docs. Those to other files of a checkout become
+    plain text.
+    """
+    readme = (ROOT / "README.md").read_text("utf-8").replace("](docs/index.md)", "](#all-pages)")
+    pages = (ROOT / "docs" / "index.md").read_text("utf-8").replace("# All pages", "## All pages")
+    pages = pages.replace("[README](../README.md)", "beginning of this page")
+    pages = re.sub(r"\]\(\.\./examples/(notebooks/\w+)\.ipynb\)", r"](\1.md)", pages)
+    text = readme.replace("](docs/", "](") + "\n" + pages
+    return re.sub(r"\[(\w+)\]\([A-Z]+\.md\)", r"\1", text)
 
 
 def commands() -> str:
