@@ -29,7 +29,7 @@ from .keys import Principal
 from .service import Service
 from .settings import LimitsConfig
 from .tenants import Tenant, Tenants
-from .work import WorkItems, giving_way
+from .work import WorkItems, pausing_check
 
 T = TypeVar("T")
 
@@ -87,11 +87,11 @@ class ApiCall:
         """Return what `work` on data returns. It calls what it is given before each batch."""
         pool = self.service.data_pool
 
-        def giving_way_to_answers(claim: Claim) -> T:
+        def pausing_for_answers(claim: Claim) -> T:
             wait_idle = self.tenants.idle_time.wait_idle
-            return work(giving_way(claim, wait_idle, lambda: len(pool.computing)))
+            return work(pausing_check(claim, wait_idle, lambda: len(pool.computing)))
 
-        return await pool.run(self.request, giving_way_to_answers)
+        return await pool.run(self.request, pausing_for_answers)
 
     async def on_tenant(self, work: Callable[[Tenant, Check], T], deletes: bool = False) -> T:
         """Do `work` on a thread, as `on_thread` does. The sender's tenant stays open meanwhile.
@@ -104,7 +104,7 @@ class ApiCall:
             tenants = self.tenants
             with tenants.use(self.principal, check) as tenant:
                 made = making_room(
-                    lambda: work(tenant, check), lambda: tenants.give_way(tenant, check, deletes)
+                    lambda: work(tenant, check), lambda: tenants.free_disk(tenant, check, deletes)
                 )
             if deletes:
                 tenants.reserve.keep()

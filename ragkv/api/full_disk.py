@@ -39,18 +39,18 @@ def is_disk_full(error: BaseException | None) -> bool:
     return False
 
 
-def making_room(work: Callable[[], T], give_way: Callable[[], bool]) -> T:
+def making_room(work: Callable[[], T], free_disk: Callable[[], bool]) -> T:
     """Do `work`, which leaves everything as it was if it fails. While the disk is too full for it,
-    call `give_way` and do it again.
+    call `free_disk` and do it again.
 
-    `give_way` frees some space; it returns `False` if there is none to free. Raises what `work`
+    `free_disk` frees some space; it returns `False` if there is none to free. Raises what `work`
     raises.
     """
     while True:
         try:
             return work()
         except Exception as error:
-            if not (is_disk_full(error) and give_way()):
+            if not (is_disk_full(error) and free_disk()):
                 raise
 
 

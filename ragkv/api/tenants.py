@@ -184,13 +184,13 @@ class Tenants(Closing):
             for name, one in self.opened().items()
         ]
 
-    def give_way(self, tenant: Tenant, check: Check, deletes: bool) -> bool:
+    def free_disk(self, tenant: Tenant, check: Check, deletes: bool) -> bool:
         """Give up KV because the disk is full: the tenant's own, or that of others if it has none.
         Work that `deletes` may also use the reserve. Returns whether any space was freed.
         """
         check()
         others = (one for one in self.opened().values() if one is not tenant)
-        return any(one.engine.parts.store.limits.give_way() for one in (tenant, *others)) or (
+        return any(one.engine.parts.store.limits.free_disk() for one in (tenant, *others)) or (
             deletes and self.reserve.give_up()
         )
 

@@ -73,7 +73,7 @@ class AcceptedRequest:
         self.abandon()
 
 
-def giving_way(claim: Claim, wait_idle: WaitIdle, at_work: Callable[[], int]) -> Check:
+def pausing_check(claim: Claim, wait_idle: WaitIdle, at_work: Callable[[], int]) -> Check:
     """What work on data calls before each batch, on its own thread: it pauses while answers run,
     and raises as `claim`.
 

@@ -39,7 +39,7 @@ class StoreLimits:
         for tier in self.tiers:
             tier.reserve(size_bytes)
 
-    def give_way(self) -> bool:
+    def free_disk(self) -> bool:
         """Give up entries on disk, because it is full; whether that freed any space."""
-        freed = [tier.give_way() for tier in self.tiers]
+        freed = [tier.free_disk() for tier in self.tiers]
         return sum(freed) > 0

@@ -22,7 +22,7 @@ from ragkv.api.work import (
     PAUSE_SHARE,
     RequestPool,
     TenantLimiter,
-    giving_way,
+    pausing_check,
 )
 from ragkv.errors import CancelledError, DeadlineError
 from ragkv.runtime import Claim
@@ -204,7 +204,7 @@ async def test_long_work_on_data_pauses_by_what_its_last_batch_computed_and_how_
     None
 ):
     pauses = list[float]()
-    check = giving_way(Claim("a"), lambda seconds, _: pauses.append(seconds), lambda: 2)
+    check = pausing_check(Claim("a"), lambda seconds, _: pauses.append(seconds), lambda: 2)
     check()  # nothing is computed yet
     _compute(FREE_S / 2)
     check()  # a search makes no pause

@@ -388,7 +388,7 @@ class Collections(Closing):
 
     def _make_room(self) -> bool:
         """Give up KV, then the reserve, to a deletion. Whether that freed any space."""
-        return self._engine.parts.store.limits.give_way() or self._reserve.give_up()
+        return self._engine.parts.store.limits.free_disk() or self._reserve.give_up()
 
     def _delete_kv_of(self, folder: Path) -> None:
         """Delete the KV of all texts in a folder that no collection holds any more."""

@@ -94,7 +94,7 @@ class Tier(ABC):
     def reserve(self, size_bytes: int) -> None:  # noqa: B027
         """Reserve so much of the capacity for what lies next to the entries."""
 
-    def give_way(self) -> int:
+    def free_disk(self) -> int:
         """Evict some entries, because the disk is full; returns the bytes that this freed."""
         return 0
 

@@ -101,8 +101,8 @@ class DiskTier(Tier):
     def reserve(self, size_bytes: int) -> None:
         self._files.reserve(size_bytes)
 
-    def give_way(self) -> int:
-        return self._files.give_way()
+    def free_disk(self) -> int:
+        return self._files.free_disk()
 
     def stats(self) -> TierStats:
         return self.ledger.stats(self.kind)

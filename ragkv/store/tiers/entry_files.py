@@ -139,8 +139,8 @@ class EntryFiles:
         with self._writing:
             self.ledger.resize(max(0, self._capacity_bytes - size_bytes))
 
-    def give_way(self) -> int:
-        """See `Tier.give_way`: half of the entries, or all if they are small."""
+    def free_disk(self) -> int:
+        """See `Tier.free_disk`: half of the entries, or all if they are small."""
         with self._writing:
             before = self.ledger.used_bytes
             capacity_bytes = self.ledger.capacity_bytes

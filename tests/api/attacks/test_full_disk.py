@@ -110,7 +110,7 @@ def test_on_a_full_disk_without_kv_deletions_have_a_reserve_and_uploads_have_non
         engine.flush()
         reserve = disk / "home" / "reserve"
         fill(disk)
-        monkeypatch.setattr(StoreLimits, "give_way", lambda _: False)
+        monkeypatch.setattr(StoreLimits, "free_disk", lambda _: False)
         assert upload(client) == 507 and reserve.exists()
         assert act(client) == 200
         if act is delete_document:
@@ -132,8 +132,8 @@ def test_a_full_disk_without_kv_and_reserve_refuses_with_507_and_finishes_a_dele
         keys = stored(client, "one")
         reserve = disk / "home" / "reserve"
         fill(disk)
-        client.app.state.service.tenants.give_way = lambda *_: False  # type: ignore[attr-defined]
-        monkeypatch.setattr(StoreLimits, "give_way", lambda _: False)
+        client.app.state.service.tenants.free_disk = lambda *_: False  # type: ignore[attr-defined]
+        monkeypatch.setattr(StoreLimits, "free_disk", lambda _: False)
         reserve.unlink()
         fill(disk)
         refused = client.post(
