@@ -97,8 +97,8 @@ class Reuse:
     bytes_by_tier: Mapping[str, int] = field(default_factory=dict)  # bytes read, by tier
     missed_chunks: int = 0  # chunks without a usable entry
     missed_tokens: int = 0  # tokens of those chunks; their entries are encoded afterwards
-    ratio: float = 0.0  # recompute ratio used
-    selector: str = "none"  # selector used
+    ratio: float = 0.0  # recompute ratio used; 0 if no KV was to be fused
+    selector: str = "none"  # selector used; "none" at ratio 0
     compute: float = 1.0  # row-layers computed over a full prefill's, extra passes counted
     notes: tuple[str, ...] = ()  # what else the caller should know: damaged entries, fallbacks
     decision: tuple[str, ...] = ()  # why the loading controller chose this, if it was asked
@@ -113,7 +113,8 @@ class Reuse:
 class PromptSpan:
     """A run of the prompt's tokens that were served alike. A prompt's spans sum to its `Reuse`."""
 
-    # "prefix", "history", "chunk", "question", or "template" (the text around and between them)
+    # "prefix", "history", "chunk", "question", "answer" (one that is given with its question), or
+    # "template" (the text around and between them)
     kind: str
     start: int  # position of its first token in the prompt
     tokens: int

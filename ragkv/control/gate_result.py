@@ -132,7 +132,9 @@ def gated(
     if answer is None:
         if names_ratio or names_selector:
             return method
-        return replace(method, reuse="none", controlled=False, notes=(f"quality gate: {result}",))
+        return replace(
+            method, reuse="none", ratio=0.0, controlled=False, notes=(f"quality gate: {result}",)
+        )
     if names_selector and method.selector.name != answer.selector:
         return method
     if not names_selector:

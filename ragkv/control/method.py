@@ -16,7 +16,7 @@ from .gate_result import GateResult, gated
 class Method:
     """How one request wants its prompt computed, before the prompt is known."""
 
-    # recompute ratio in [0, 1]; r*, the least choice, if the controller chooses
+    # recompute ratio in [0, 1]; r*, the least choice, if the controller chooses; 0 unless KV is fused
     ratio: float
     selector: Selector
     reuse: ReuseMode
@@ -64,6 +64,8 @@ class Methods:
         # a ratio that is given as None is named, and leaves the choice to the controller
         named = {"ratio"} & options.keys() | ({"selector"} if selector is not None else set())
         names_ratio = options.get("ratio") is not None
+        if reuse != "fused":  # without fused tokens none is recomputed
+            ratio = 0.0
         method = Method(
             ratio=R_STAR if ratio is None else float(ratio),
             selector=make_selector(fusion.selector if selector is None else selector),

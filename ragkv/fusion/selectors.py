@@ -69,10 +69,12 @@ class Selector:
     checking one, `asked_layers` and `select_asked` an asking one.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # in reports; by default that of the class
     selection: ClassVar[Selection] = Selection.STATIC  # follows from the methods
 
     def __init_subclass__(cls) -> None:
+        if not hasattr(cls, "name"):
+            cls.name = cls.__name__
         asks = cls.select_asked is not Selector.select_asked
         if asks is (cls.asked_layers is Selector.asked_layers):
             raise TypeError(

@@ -129,7 +129,7 @@ class Prefiller:
             ),
             kv=passed.fused.kv,
             turn_kv=self._turn_kv(task, plan, passed, record),
-            spans=prompt_spans(plan, passed.selected_by_layer[-1], task.prompt.question_end),
+            spans=prompt_spans(plan, passed.selected_by_layer[-1], task.prompt),
         )
 
     def _recording(self, task: Task, plan: Plan) -> Recording | None:

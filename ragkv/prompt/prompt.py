@@ -36,6 +36,7 @@ class Prompt:
     notes: tuple[str, ...] = ()  # what the report says about the history and the length
     answer_tokens: int = 0  # the most tokens of the answer that were asked for, or that fit
     question_tokens: int = 0  # the first ids of `tail`: those of the question
+    given_tokens: int = 0  # the last ids of `tail`: those of a given answer
     chunks: tuple[Chunk, ...] = field(init=False)  # those among `pieces`
     past_ids: tuple[int, ...] = field(init=False)  # the ids of the history
     token_ids: tuple[int, ...] = field(init=False)  # all S ids
@@ -62,6 +63,11 @@ class Prompt:
     def question_end(self) -> int:
         """The position after the question itself, where the template goes on."""
         return len(self.token_ids) - len(self.tail) + self.question_tokens
+
+    @property
+    def given_start(self) -> int:
+        """The position where the given answer begins; the end if none is given."""
+        return len(self.token_ids) - self.given_tokens
 
     @property
     def body(self) -> Iterator[tuple[tuple[int, ...], int | None]]:
@@ -162,4 +168,5 @@ def _without_history(request: Request, runs: TemplateRuns) -> Prompt:
         separator=request.separator,
         own_prefix=prefix == runs.before_documents,
         question_tokens=len(request.question),
+        given_tokens=len(request.given_answer),
     )

@@ -12,6 +12,8 @@ import torch
 from ragkv.fusion import PassResult, Plan, Recompute, Span, SpanKind, SpanState
 from ragkv.types import PromptSpan, Reuse
 
+from .prompt import Prompt
+
 
 def reuse_report(plan: Plan, recompute: Recompute, passed: PassResult, layers: int) -> Reuse:
     """The counts of a prompt that was computed as planned."""
@@ -39,7 +41,7 @@ def reuse_report(plan: Plan, recompute: Recompute, passed: PassResult, layers: i
         missed_chunks=len(plan.missed),
         missed_tokens=sum(len(span) for span in plan.spans if span.chunk in plan.missed),
         ratio=recompute.ratio,
-        selector=recompute.selector.name,
+        selector=recompute.selector.name if recompute.ratio else "none",
         compute=fused.row_layers / (layers * length),
         notes=(*plan.notes, *filter(None, (repaired, joined))),
         decision=(*recompute.reasons, *_outcome(recompute, passed)),
@@ -54,26 +56,30 @@ def _outcome(recompute: Recompute, passed: PassResult) -> Iterator[str]:
         yield f"expected {1e3 * recompute.expected_s:.3g} ms, took {1e3 * took_s:.3g} ms{waited}"
 
 
-def prompt_spans(plan: Plan, selected: torch.Tensor, question_end: int) -> tuple[PromptSpan, ...]:
+def prompt_spans(plan: Plan, selected: torch.Tensor, prompt: Prompt) -> tuple[PromptSpan, ...]:
     """The runs of a prompt, in order. They cover it, and their sums are those of `Reuse`.
 
-    `selected` (C,) are the positions recomputed in the last layer, ascending. The template begins
-    at `question_end`.
+    `selected` (C,) are the positions recomputed in the last layer, ascending.
     """
     length = plan.token_ids.numel()
     positions = selected.tolist()
     spans = (span for span in plan.spans if len(span))
-    pieces = (_pieces(span, length, positions, question_end) for span in spans)
+    pieces = (_pieces(span, length, positions, prompt) for span in spans)
     return tuple(chain.from_iterable(pieces))
 
 
 def _pieces(
-    span: Span, length: int, selected: Sequence[int], question_end: int
+    span: Span, length: int, selected: Sequence[int], prompt: Prompt
 ) -> Iterator[PromptSpan]:
     """Cut a span into pieces of one kind and one state."""
     if span.kind is SpanKind.QUESTION:
-        cut = min(max(span.start, question_end), span.stop)
-        kinds = [("question", span.start, cut), ("template", cut, span.stop)]
+        cut = min(max(span.start, prompt.question_end), span.stop)
+        given = min(max(span.start, prompt.given_start), span.stop)
+        kinds = [
+            ("question", span.start, cut),
+            ("template", cut, given),
+            ("answer", given, span.stop),
+        ]
     else:
         kinds = [(span.kind.value, span.start, span.stop)]
     for kind, start, stop in kinds:

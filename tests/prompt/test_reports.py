@@ -2,11 +2,13 @@
 
 import math
 import random
+from typing import Any
 
 import pytest
+import torch
 
 from ragkv import Engine, StoreConfig
-from ragkv.fusion import Selection, make_selector
+from ragkv.fusion import Candidates, Selection, Selector, budget, make_selector
 from ragkv.registry import SELECTORS
 from tests import tiny_models
 from tests.engine.helpers import PREFIX, TOKEN_BYTES, A, B, C, Q, counts, engine_of
@@ -107,3 +109,28 @@ def test_times_are_not_negative_and_fit_inside_each_other(engine: Engine) -> Non
         assert timing.prefill_s >= timing.load_s + timing.fuse_s
         assert timing.first_token_s >= timing.queue_s + timing.lookup_s + timing.prefill_s
     assert answer.timing.decode_s > 0
+
+
+@pytest.mark.parametrize(
+    ("how", "used"),
+    [
+        ({}, (0.15, "first-k")),
+        ({"ratio": 0.0}, (0.0, "none")),
+        ({"reuse": "none"}, (0.0, "none")),
+        ({"reuse": "prefix"}, (0.0, "none")),
+        ({"reuse": "prefix", "ratio": 0.5, "selector": "random"}, (0.0, "none")),
+    ],
+)
+def test_a_report_names_a_ratio_and_a_selector_only_where_tokens_were_selected(
+    engine: Engine, how: dict[str, Any], used: tuple[float, str]
+) -> None:
+    reuse = engine.prefill(Q, WARM, **how).reuse
+    assert (reuse.ratio, reuse.selector) == used
+
+
+def test_a_selector_without_a_name_has_that_of_its_class(engine: Engine) -> None:
+    class Nameless(Selector):
+        def select(self, candidates: Candidates, ratio: float, seed: int) -> torch.Tensor:
+            return torch.arange(budget(ratio, len(candidates)))
+
+    assert engine.prefill(Q, WARM, ratio=0.5, selector=Nameless()).reuse.selector == "Nameless"

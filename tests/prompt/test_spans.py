@@ -87,6 +87,17 @@ def test_the_template_behind_the_question_and_text_among_chunks_are_of_kind_temp
         assert prefill.spans[3].tokens == len("what?")
 
 
+def test_a_given_answer_is_of_kind_answer() -> None:
+    with text_engine(CHATML) as engine:
+        added = engine.append(engine.session("s"), "what?", "That.", ["one text"])
+        check(added.spans, added.reuse)
+        assert [(span.kind, span.tokens) for span in added.spans[-3:]] == [
+            ("question", len("what?")),
+            ("template", len(engine.parts.intake.runs.after_question)),
+            ("answer", len("That.")),
+        ]
+
+
 def test_spans_number_the_chunks_of_a_request_without_the_text_among_them() -> None:
     with engine_of() as engine:
         given = [Text((5,), opening=True), A, Text((6,)), B, C]
