@@ -24,7 +24,7 @@ class SpanKind(Enum):
     PREFIX = "prefix"
     HISTORY = "history"
     CHUNK = "chunk"
-    TEXT = "template"  # between and after chunks, such as a separator: always computed
+    TEMPLATE = "template"  # between and after chunks, such as a separator: always computed
     QUESTION = "question"
 
 

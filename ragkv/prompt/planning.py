@@ -51,7 +51,7 @@ def wanted_spans(prompt: Prompt, method: Method, rope_digest: str) -> list[Span]
         start = spans[-1].stop if spans else 0
         stop = start + len(ids)
         if chunk is None:
-            spans.append(Span(SpanKind.TEXT, start, stop, SpanState.COMPUTED))
+            spans.append(Span(SpanKind.TEMPLATE, start, stop, SpanState.COMPUTED))
         elif method.reuse != "fused":
             why = Why.FULL_RECOMPUTE if method.reuse == "none" else Why.ONLY_EXACT
             computed = SpanState.COMPUTED

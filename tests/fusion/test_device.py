@@ -70,7 +70,7 @@ def plan_of(adapter: Any, chunks: int, codecs: tuple[str, ...] = ("int8",)) -> P
         lease = MemoryLease(encoded_entry(adapter, own, codecs[chunk % len(codecs)]))
         spans += [
             Span(SpanKind.CHUNK, start, len(ids), SpanState.FUSED, lease, chunk, offset),
-            Span(SpanKind.TEXT, len(ids), len(ids) + 1, SpanState.COMPUTED),
+            Span(SpanKind.TEMPLATE, len(ids), len(ids) + 1, SpanState.COMPUTED),
         ]
         ids.append(5)
     spans.append(Span(SpanKind.QUESTION, len(ids), len(ids) + len(QUESTION), SpanState.COMPUTED))

@@ -191,7 +191,7 @@ def test_text_is_computed_and_a_separator_stands_behind_each_chunk_that_no_text_
         (2, 9),
     ]
     assert states(plan, SpanKind.CHUNK) == [SpanState.EXACT, SpanState.FUSED, SpanState.FUSED]
-    assert states(plan, SpanKind.TEXT) == [SpanState.COMPUTED] * 3
+    assert states(plan, SpanKind.TEMPLATE) == [SpanState.COMPUTED] * 3
     assert plan.missed == () and reasons(plan, 2) == [None]
 
 
