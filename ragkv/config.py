@@ -25,7 +25,7 @@ ReuseMode = Literal["fused", "prefix", "none"]
 R_STAR = 0.15
 MIB = 1024**2
 GIB = 1024**3
-WEIGHTS = ("plain", "int8")  # They are the kinds of linear layers.
+WEIGHTS = ("plain", "int8")  # kinds of linear layers
 # How expected KV, which is exact nowhere, is stored by default.
 EXPECTED_CODEC = "int8"
 CHUNK_TOKENS = 256  # The most tokens of a passage, which is a chunk of the engine, by default.
@@ -99,7 +99,6 @@ class S3Config:
         _check_remote(self, "s3", is_loopback(urlsplit(self.endpoint or "").hostname or ""))
 
 
-# `RemoteConfig` is the settings of any storage that replicas share.
 RemoteConfig = RedisConfig | S3Config
 
 

@@ -43,8 +43,8 @@ from .types import Answer, Chunk, TokenEvent
 class Engine(Closing):
     """One model, its store, and the path from question to answer.
 
-    `entries` and `sessions` are the doors to what is stored. Engines may share the `model`. The
-    `parts` are for those who measure or serve.
+    `entries` and `sessions` are the doors to what is stored. Engines may share the `model`. `parts`
+    is what packages above may use.
     """
 
     def __init__(
@@ -119,8 +119,8 @@ class Engine(Closing):
         """Token events, then the `Answer`. See `AnswerOptions`; decoding is greedy unless one of
         them samples. Close a stream that is not read to its end.
 
-        Requests are admitted in the order in which they come; those of one session also wait for
-        each other. `deadline_s` counts from the moment the first event is asked for. Raises
+        Requests are admitted in order. Short prompts share passes, and tenants take turns. Requests
+        of one session wait for each other. `deadline_s` counts from the moment the first event is asked for. Raises
         `InputError`, `PromptTooLongError`, `QueueFullError`, `DeadlineError` and `CancelledError`;
         then everything the request held is released and its session is as it was.
         """

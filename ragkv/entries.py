@@ -98,9 +98,9 @@ class Entries:
 
         `on_progress(done, total)` is called after each chunk. `check` is called before each chunk and
         between the layers of a batch. A `QueueError` that it raises ends the work: the entries made
-        so far are durable, and the report counts the chunks that are left. So it does without
-        `evict`, if the store has no room for them. What is deleted meanwhile is not stored: since
-        `watch` was opened, or now.
+        so far are durable, and the report counts the chunks that are left. Without `evict`, chunks
+        for which the store has no room are left, too. What is deleted after `watch` was opened, or
+        after the call, is not stored.
         """
         ids = dict.fromkeys(chunk.token_ids for chunk in self._encodable(chunks))
         with nullcontext(watch) if watch else self.watching() as deleted:

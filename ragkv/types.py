@@ -72,9 +72,10 @@ class Text(Piece):
 class Timing:
     """Where the time of one request went, in seconds."""
 
-    # waiting for the model, steps of other answers between the layers included
+    # all other time before the first token: the turn before, laying out, waiting for the model
     queue_s: float = 0.0
-    lookup_s: float = 0.0  # laying out the prompt and finding entries
+    # finding and opening stored KV, waiting for a chunk that another request has encoded, and deciding
+    lookup_s: float = 0.0
     load_s: float = 0.0  # waiting for layer slices
     fuse_s: float = 0.0  # rotating stored KV and copying it into place
     prefill_s: float = 0.0  # the whole pass over the prompt, load_s and fuse_s included
@@ -93,7 +94,9 @@ class Reuse:
     exact: int = 0  # reused, and equal to what a full prefill computes
     fused: int = 0  # reused as stored: they were computed without the tokens that precede them here
     recomputed: int = 0  # stored, but selected and computed again in the last layer
-    computed: int = 0  # question, template, misses, unstored history
+    # question, template, text between chunks, the first 64 tokens of a leading chunk, misses, history
+    # without KV, and what is computed sooner than loaded
+    computed: int = 0
     bytes_by_tier: Mapping[str, int] = field(default_factory=dict)  # bytes read, by tier
     missed_chunks: int = 0  # chunks without a usable entry
     missed_tokens: int = 0  # tokens of those chunks; their entries are encoded afterwards

@@ -223,7 +223,7 @@ class Template:
     def _has_system_role(self) -> bool:
         try:
             return _MARK in self._render([PlainMessage("system", _MARK), PlainMessage("user", "a")])
-        except Exception:  # as above
+        except Exception:  # templates raise errors of any type
             return False
 
     def _folded(self, messages: Sequence[PlainMessage]) -> list[PlainMessage]:

@@ -180,7 +180,7 @@ class Health:
             return RemoteStats(answers, away_s, self._failures, self._skipped, pending_deletions)
 
     def _answered(self) -> None:
-        """The remote answered. Needs `_lock`."""
+        """The remote answered. The caller holds `_lock`."""
         self._failures_in_a_row = 0
         if self._away_since is not None:
             self._away_s += self._clock() - self._away_since

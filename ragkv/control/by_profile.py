@@ -1,4 +1,4 @@
-"""What a profile is for: the decision for a prompt, and what its pass tells of the profile."""
+"""Decides by a profile, and corrects it by what passes took."""
 
 from dataclasses import replace
 

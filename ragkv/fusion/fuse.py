@@ -197,7 +197,7 @@ class PromptRows:
         self._record = record
         self.row_layers = 0
         self.by_layer: list[torch.Tensor] = []  # positions of the rows
-        # One past the last row: the last position is always computed, so no device is asked.
+        # One past the last row, which is always computed, so no device is asked.
         self._stop = token_ids.numel()
         positions = torch.cat((sent(computed, chosen.device), chosen)).sort().values
         self.continue_at(self._at(positions))

@@ -67,7 +67,8 @@ class Candidates:
     """The N tokens a selector may choose from: those of fused spans, without the last one, which is computed."""
 
     positions: torch.Tensor  # (N,) int64 ascending, absolute in the prompt
-    offset: torch.Tensor  # (N,) position within the span
+    # (N,) position within the span, whose first token need not be the first of its chunk
+    offset: torch.Tensor
 
     @classmethod
     def of(cls, spans: Sequence[Span], last: int) -> "Candidates":

@@ -167,7 +167,8 @@ class OwnModel:
                     if is_right := not answer.ended and answer.tokens[-1] == draft:
                         accepted += 1
                     else:
-                        # before the consumer gets the token, whose KV is not computed yet
+                        # Drop wrong drafts before the token is handed out: the turn saves blocks up
+                        # to what is recorded.
                         slot.keep(len(tried), accepted)
                     if event is not None:
                         drafts.add(answer.tokens[-1])

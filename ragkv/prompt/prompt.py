@@ -87,7 +87,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A request while it is served, with its prompt. Nothing in it changes."""
+    """A request with its prompt."""
 
     request: Request
     prompt: Prompt

@@ -85,11 +85,14 @@ class PrefillOptions(TypedDict, total=False):
     config's.
     """
 
-    ratio: float | None  # recompute ratio in [0, 1]; None: the loading controller chooses
-    selector: str | Selector | None
+    # recompute ratio in [0, 1]; None: the loading controller chooses, whatever the config says
+    ratio: float | None
+    selector: str | Selector | None  # None: the config's
     # "fused", "prefix" (exact blocks of earlier prompts with this beginning), "none"
     reuse: ReuseMode
-    deadline_s: float | None  # seconds from the call until the request is given up
+    # the request is given up after so many seconds: from the first event that is asked for, or from
+    # the call of `prefill`, `append` or `answer`
+    deadline_s: float | None
     cancel: threading.Event | None  # the request is cancelled once this is set
     # The claim of a request that began before, for example with a search, so that its deadline
     # counts from there. It takes the place of `deadline_s` and `cancel`.
@@ -134,7 +137,7 @@ class Request:
     pieces: tuple[Piece, ...]  # chunks, and `Text` between them
     method: Method
     claim: Claim  # the first token's time counts from its beginning
-    began_s: float = 0.0  # the claim's age when the engine was asked
+    began_s: float = 0.0  # the claim's age when question and chunks were tokenized
     separator: tuple[int, ...] = ()  # comes after each chunk that no `Text` follows
     given_answer: tuple[int, ...] = ()  # the answer of a turn, if it is given and not decoded
     max_new_tokens: int = 0  # 0: nothing is decoded

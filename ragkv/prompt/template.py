@@ -1,9 +1,7 @@
 """The layout of a prompt as runs of token ids.
 
-A prompt is prefix, history, chunks with the text between them, question and tail, concatenated as
-ids. Each run is tokenized alone and only once, so a chunk has the same ids at any place. A chat
-template is rendered once, with marks in place of the messages, and split at the marks into four
-fixed runs. History comes before the chunks, so that it is an exact prefix.
+A chat template is rendered once, with marks in place of the messages, and split at the marks into
+four fixed runs. `prompt.py` says how a prompt is made of runs.
 """
 
 from dataclasses import dataclass, replace

@@ -157,7 +157,7 @@ class Scheduler:
             check()
 
     def _may_prepare(self) -> bool:
-        """Needs the model's `changed`."""
+        """The caller holds `SharedCompute.changed`."""
         others = self._compute.requests.keys() - {self.tenant}
         return not others or len(self._running) + len(self._waiting) < PREPARED_AHEAD
 
@@ -211,7 +211,9 @@ class Scheduler:
         return may_start
 
     def _refuse_beyond_limit(self, admission: _Admission) -> None:
-        """Raise `QueueFullError` if `admission` had to wait behind too many. Needs `_lock`."""
+        """Raise `QueueFullError` if `admission` had to wait behind too many. The caller
+        holds `_lock`.
+        """
         limit = self._config.queue_limit
         if (self._waiting or not self._has_room(admission)) and len(self._waiting) >= limit:
             self._refused += 1
@@ -229,7 +231,9 @@ class Scheduler:
             self._admit()
 
     def _admit(self) -> None:
-        """Admit those that wait, in their order, as far as there is room. Needs `_lock`."""
+        """Admit those that wait, in their order, as far as there is room. The caller holds
+        `_lock`.
+        """
         while self._waiting and self._has_room(self._waiting[0]):
             admission = self._waiting.popleft()
             self._running.add(admission)

@@ -97,7 +97,9 @@ class TierCopies:
     # Up
 
     def now(self) -> int:
-        """To be asked before a lookup whose hit may be copied up: how many deletions there were."""
+        """The number of deletions so far. Take it before a lookup: `promote` compares it, and drops
+        what was deleted since.
+        """
         return self._now
 
     def promote(self, lease: Lease, depth: int, since: int) -> None:
@@ -195,7 +197,7 @@ class TierCopies:
             return is_now or since < max(self._forgotten, self._deleted.get(key, 0))
 
     def _remember_deleted(self, key: EntryKey | None) -> None:
-        """Needs `_lock`."""
+        """The caller holds `_lock`."""
         if key is None:
             self._forgotten = self._now
             return

@@ -193,7 +193,7 @@ class Prefetcher:
         return None
 
     def _admit(self, request: _Queued, entry: HintedEntry) -> None:
-        """A request's entry is inside the window now. Needs `_lock`."""
+        """A request's entry is inside the window now. The caller holds `_lock`."""
         if entry.key in request.inside:
             return
         request.inside[entry.key] = entry.size_bytes
@@ -202,7 +202,9 @@ class Prefetcher:
         self._readers[entry.key] += 1
 
     def _release(self, request: _Queued, key: EntryKey) -> None:
-        """It is outside again; the last reader gives the room back. Needs `_lock`."""
+        """It is outside again; the last reader gives the room back. The caller holds
+        `_lock`.
+        """
         size_bytes = request.inside.pop(key)
         self._readers[key] -= 1
         if not self._readers[key]:

@@ -83,7 +83,7 @@ class BlockWriter:
         self.worker.submit(Job(lambda: self.store.turn_ended(turn)))
 
     def then(self, action: Callable[[], object]) -> bool:
-        """Run `action` once everything saved so far is stored; `False` after `close`: then it is
+        """Run `action` once everything saved so far is stored. `False` after `close`: then it is
         not run.
         """
         return self.worker.submit(Job(action))

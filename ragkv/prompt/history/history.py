@@ -51,7 +51,8 @@ class Block:
     index: int  # number in its session, the order in which a policy evicts a session's blocks
     start: int
     stop: int
-    # its turn fused chunks and recomputed a share of their tokens: others may need it next
+    # Its turn reused chunks inexactly, so the next question may choose other tokens of it to
+    # recompute.
     fused: bool = False
 
     def __len__(self) -> int:

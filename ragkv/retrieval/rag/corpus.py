@@ -183,7 +183,7 @@ class Corpus(Closing):
         `on_begin` is told how many chunks lack KV, and how many bytes it will take; of passages that
         were not tokenized, at most.
 
-        It ends, too, when the store has no room left: nothing is evicted for KV that no question
+        Chunks for which the store has no room are left: nothing is evicted for KV that no question
         needed yet. What is left is computed when a question needs it first, and kept.
         """
         entries = self.engine.entries

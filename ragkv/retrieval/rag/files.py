@@ -56,7 +56,7 @@ class FileOutcome:
 
 @dataclass(frozen=True, slots=True)
 class FileProgress:
-    """How far an ingestion of files is. Called before the first file, and after each file."""
+    """How far an ingestion of files is. Reported before and after each file."""
 
     files: int  # done
     files_total: int

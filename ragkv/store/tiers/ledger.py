@@ -197,7 +197,7 @@ class Ledger(Generic[P]):
         return slot
 
     def evict(self, slot: Slot[P]) -> None:
-        """Remove an item to make room. Needs `lock`."""
+        """Remove an item to make room. The caller holds `lock`."""
         self.remove(slot.item.key)
         self.counts.evictions += 1
         self._delete(slot.payload)
@@ -242,7 +242,7 @@ class Ledger(Generic[P]):
                 self.informed_policy()
 
     def informed_policy(self) -> Policy:
-        """The policy, which was told all that happened. Needs `lock` as long as it is asked."""
+        """The policy, which was told all that happened. The caller holds `lock` while it asks."""
         untold = self._news
         self._news = []
         for news in untold:
