@@ -216,8 +216,6 @@ class SessionConfig:
     # KV of turns that may wait to be stored; if it is full, the end of a turn waits; None: a
     # context window
     save_buffer_bytes: int | None = fixed(None)
-    # share of the history dropped at a time when a prompt would overflow the context
-    truncation_ratio: float = fixed(0.5)
     # first tokens of a history that truncation never drops: attention sinks
     sink_tokens: int = fixed(4)
     # which tokens are dropped: "oldest", or "keep-dialogue" (old documents first)
@@ -234,10 +232,6 @@ class SessionConfig:
         one_of("session.inexact_history", self.inexact_history, ("keep", "select", "recompute"))
         at_least(self, block_tokens=1, save_buffer_bytes=0, sink_tokens=0)
         one_of("session.discard", self.discard, DISCARDING_LISTS)
-        if not 0.0 < self.truncation_ratio <= 1.0:
-            raise ConfigError(
-                f"session.truncation_ratio is {self.truncation_ratio}; it must lie in (0, 1]."
-            )
         if self.ttl_s is not None and not self.ttl_s > 0.0:
             raise ConfigError(f"session.ttl_s is {self.ttl_s}; it must be more than 0, or None.")
 

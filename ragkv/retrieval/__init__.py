@@ -8,7 +8,6 @@
 Without any extra it retrieves by BM25. Dense retrieval needs `ragkv[dense]` and an embedder.
 """
 
-from .documents.formats import LOADERS
 from .documents.loaders import load_bytes
 from .documents.reading import ParseLimits
 from .embedders import Embedder, SentenceTransformerEmbedder, one_vector, resolve_embedder
@@ -26,7 +25,6 @@ from .passages import Hit, Metadata, Passage
 from .splitter import Splitter
 
 __all__ = [
-    "LOADERS",
     "Document",
     "DocumentSummary",
     "Embedder",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ragkv.errors import DocumentError, DocumentLimitError, MissingExtraError
-from ragkv.retrieval import LOADERS, Document, ParseLimits
+from ragkv.retrieval import Document, ParseLimits
 from ragkv.retrieval.documents import formats
 from ragkv.retrieval.documents.files import FoundFile, find_files
 
@@ -206,13 +206,13 @@ def test_every_loader_turns_noise_into_one_error_and_never_into_another_exceptio
     tmp_path: Path,
 ) -> None:
     noise = bytes(range(256)) * 8
-    for suffix in LOADERS:
+    for suffix in formats.FORMATS:
         with pytest.raises(DocumentError):
             load(tmp_path, f"noise{suffix}", noise)
 
 
 def test_every_row_of_the_formats_names_a_loader_and_any_other_ending_is_text() -> None:
-    for suffix in LOADERS:
+    for suffix in formats.FORMATS:
         assert formats.loader_of(suffix).__name__ == formats.FORMATS[suffix].split(":")[1]
     assert formats.loader_of("").__name__ == formats.loader_of(".txt").__name__ == "load_text"
     assert formats.loader_of(".zzz").__name__ == formats.loader_of(".py").__name__ == "load_program"

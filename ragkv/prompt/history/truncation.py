@@ -15,6 +15,9 @@ from ragkv.registry import DISCARDING_LISTS
 
 from .history import History, PartKind, Ranges
 
+# the share of a history that is dropped at a time when a prompt would overflow the context
+TRUNCATION_RATIO = 0.5
+
 
 class View(NamedTuple):
     """A history as a TDL sees it."""
@@ -69,7 +72,7 @@ def _oldest_behind(dropped: Ranges, view: View, count: int) -> Iterator[tuple[in
 
 def _discarded(history: History, needed: int, settings: SessionConfig) -> Ranges:
     """What the settings' TDL drops of `history` when `needed` tokens must go."""
-    target = max(int(settings.truncation_ratio * len(history)), 1 if needed else 0)
+    target = max(int(TRUNCATION_RATIO * len(history)), 1 if needed else 0)
     sinks = min(settings.sink_tokens, len(history))
     discard = resolve_name(DISCARDING_LISTS[settings.discard])
     return merged(discard(View(history, needed, target, sinks)), len(history))

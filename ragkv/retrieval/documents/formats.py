@@ -46,8 +46,6 @@ FORMATS = {
     ".epub": "epub:load_epub",
     ".eml": "mail:load_mail",
 }
-# the endings that a file in a folder may have
-LOADERS = tuple(FORMATS)
 KNOWN = "text, source code, " + " ".join(
     one for one, by in FORMATS.items() if by not in (_TEXT, _PROGRAM)
 )
