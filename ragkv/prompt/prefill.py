@@ -90,7 +90,8 @@ class Prefiller:
             lookup_s = time.perf_counter() - began
             rows = inf if alone else prepared.most_rows
             with self.scheduler.prefills.joined(prepared, rows, task.claim) as prompts:
-                self.fusor.run(prompts, pause=self.scheduler.between_layers)
+                if prompts:  # else another thread has computed this one
+                    self.fusor.run(prompts, pause=self.scheduler.between_layers)
             passed = prepared.result()
         self.fusor.note_speed(passed)
         self.controller.compare(plan, recompute, passed)

@@ -15,6 +15,7 @@ import torch
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import SessionConfig
 from ragkv.errors import CancelledError, EntryDamagedError
+from ragkv.fusion import Fusor
 from ragkv.fusion.passes import _LayerLoop
 from ragkv.fusion.pipeline import HostPlacing
 from ragkv.runtime import Claim, FairLock
@@ -66,6 +67,23 @@ def test_each_prompt_gets_what_it_gets_alone(family: str) -> None:
                 (),
                 ("computed in one pass with 2 other prompts",),
             )
+
+
+def test_a_prompt_that_another_thread_computed_begins_no_pass_and_hands_no_lock_on(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks, _ = asks_of(engine)
+    lock = engine.model.compute.lock
+    passes: list[tuple[int, bool]] = []
+    made = Fusor.run
+
+    def run(fusor: Fusor, prompts: Sequence[Any], pause: Callable[[], None]) -> None:
+        passes.append((len(prompts), lock.is_mine))
+        made(fusor, prompts, pause)
+
+    monkeypatch.setattr(Fusor, "run", run)
+    together(engine, asks)
+    assert passes == [(len(asks), True)]
 
 
 @pytest.mark.parametrize("what", ["cancelled", "damaged", "all fail"])
