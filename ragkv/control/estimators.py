@@ -128,7 +128,7 @@ def _phases(profile: Profile, shape: Shape, ratio: float, hindered_s: float) -> 
     selected_s = placing_s + at(shape.computed_rows + selected, keys)
     if shape.selection is Selection.STATIC or not selected:
         return [Phase(layers, selected_s, True)]
-    if shape.selection is Selection.CHECKING:
+    if shape.selection is Selection.NARROWING:
         all_s = placing_s + at(shape.computed_rows + shape.fused_tokens, keys)
         return [Phase(1, all_s, True), Phase(layers - 1, selected_s, True)]
     asked = min(layers, shape.asked_layers)

@@ -5,7 +5,7 @@ For each layer the stored slices are read. Their keys are rotated to their posit
 values are placed in the prompt's KV. Then the layer runs over the computed rows, whose fresh KV
 overwrites the stored KV.
 
-A checking selector narrows the rows down between two layers. An asking selector needs a first pass:
+A narrowing selector drops rows between two layers. An asking selector needs a first pass:
 the question goes through the lower layers alone, which measures what it attends to. Then the chosen
 tokens are recomputed from layer 0 on, while the upper layers load.
 
@@ -76,7 +76,7 @@ class TokenChoice:
         selector = recompute.selector
         self.recompute = recompute
         self.budget = budget(recompute.ratio, len(candidates))
-        self.narrows = selector.selection is Selection.CHECKING and self.budget > 0
+        self.narrows = selector.selection is Selection.NARROWING and self.budget > 0
         self.asked_layers = selector.asked_layers(layers) if self.budget else range(0)
         # indices of the candidates that are computed from layer 0 on, (C,) ascending
         if self.asked_layers:

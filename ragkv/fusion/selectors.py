@@ -5,7 +5,7 @@ The three kinds differ in when they know their tokens (`Selection`):
 
 - A static one knows them before anything is loaded (`static_selectors.py`). They are recomputed from
   layer 0 on. Keys and values of layer 0 do not depend on context, so they are exact anyway.
-- A checking one lets every candidate pass layer 0 and then narrows them down by KV deviation
+- A narrowing one lets every candidate pass layer 0, and then drops those of low KV deviation
   (`hkvd.py`, CacheBlend section 4.3).
 - An asking one (ours, docs/research/selection.md) gets the question's attention. A first pass runs
   the computed rows over the lower layers of all reused KV to measure it. From then on the selector
@@ -58,7 +58,7 @@ class Selection(Enum):
 
     STATIC = "static"  # before anything is loaded
     # every candidate passes layer 0; later layers recompute the ratio's share
-    CHECKING = "checking"
+    NARROWING = "narrowing"
     ASKING = "asking"  # after a first pass over the layers up to the last asked one
 
 
@@ -66,7 +66,7 @@ class Selector:
     """Chooses which candidates are recomputed.
 
     Its kind follows from the methods that a class writes: `select` makes a static one, `keep` a
-    checking one, `asked_layers` and `select_asked` an asking one.
+    narrowing one, `asked_layers` and `select_asked` an asking one.
     """
 
     name: ClassVar[str]  # in reports; by default that of the class
@@ -83,7 +83,7 @@ class Selector:
         if asks:
             cls.selection = Selection.ASKING
         elif cls.keep is not Selector.keep:
-            cls.selection = Selection.CHECKING
+            cls.selection = Selection.NARROWING
         elif cls.select is Selector.select:
             raise TypeError(
                 f"{cls.__name__}: write select, keep, or asked_layers and select_asked."
@@ -94,7 +94,7 @@ class Selector:
         return torch.empty(0, dtype=torch.int64)
 
     def keep(self, layer: int, layers: int, ratio: float, count: int) -> int | None:
-        """Of a checking selector: how many of the N = `count` candidates are recomputed in `layer`
+        """Of a narrowing selector: how many of the N = `count` candidates are recomputed in `layer`
         >= 1; `None`: as in the layer before.
         """
         return None

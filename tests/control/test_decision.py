@@ -80,12 +80,12 @@ class TestRatio:
     def test_the_ratio_of_a_checking_selector_is_that_of_its_later_layers_and_stays_zero_at_r_star_zero(
         self,
     ) -> None:
-        checking = dataclasses.replace(SHAPE, selection=Selection.CHECKING)
+        narrowing = dataclasses.replace(SHAPE, selection=Selection.NARROWING)
         deep = dataclasses.replace(on_disk(1.6), layers=21, stored_bytes_per_token=21e3)
         # layer 0 takes 2.1 s, in which more is read
-        assert choose_ratio(deep, checking, LOADS, 0.15).ratio == pytest.approx(0.45)
+        assert choose_ratio(deep, narrowing, LOADS, 0.15).ratio == pytest.approx(0.45)
         # else all would pass layer 0
-        assert choose_ratio(on_disk(1.6), checking, LOADS, 0.0).ratio == 0.0
+        assert choose_ratio(on_disk(1.6), narrowing, LOADS, 0.0).ratio == 0.0
         assert choose_ratio(on_disk(1.6), SHAPE, LOADS, 0.0).ratio == pytest.approx(0.5)
 
 

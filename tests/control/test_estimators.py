@@ -58,9 +58,9 @@ def test_recompute_time_counts_selected_tokens_the_question_placing_and_the_keys
 
 
 def test_with_a_checking_selector_every_candidate_passes_the_first_layer() -> None:
-    checking = dataclasses.replace(SHAPE, selection=Selection.CHECKING)
-    assert ttft_s(profile(), checking, 0.1, []) == pytest.approx(0.5 + (1 + 1.1) + (1 + 0.2))
-    assert ttft_s(profile(), checking, 0.0, []) == ttft_s(profile(), SHAPE, 0.0, [])
+    narrowing = dataclasses.replace(SHAPE, selection=Selection.NARROWING)
+    assert ttft_s(profile(), narrowing, 0.1, []) == pytest.approx(0.5 + (1 + 1.1) + (1 + 0.2))
+    assert ttft_s(profile(), narrowing, 0.0, []) == ttft_s(profile(), SHAPE, 0.0, [])
 
 
 def test_an_asking_selector_recomputes_while_the_layers_above_the_asked_ones_load() -> None:
@@ -187,8 +187,8 @@ def test_ttft_is_the_first_layers_load_plus_the_longer_of_load_and_recompute_per
 def test_entries_recomputed_entirely_are_not_loaded() -> None:
     loads = [Load("disk", 100), Load("disk", 5, fused=False)]
     assert ttft_s(profile(), Shape(100, 10, 115), 1.0, loads) == pytest.approx(0.5 + 5 + 2 * 5)
-    checking = Shape(100, 10, 115, Selection.CHECKING)  # loaded all the same, to be compared
-    assert ttft_s(profile(), checking, 1.0, loads) == pytest.approx(0.5 + 105 + 2 * 105)
+    narrowing = Shape(100, 10, 115, Selection.NARROWING)  # loaded all the same, to be compared
+    assert ttft_s(profile(), narrowing, 1.0, loads) == pytest.approx(0.5 + 105 + 2 * 105)
 
 
 @given(

@@ -79,7 +79,7 @@ def narrows(share: Callable[[float, int, int], float]) -> Callable[[Selector], N
     """The rule: `share(ratio, layer, layers)` of the candidates remain in each layer from 1 on."""
 
     def check(selector: Selector) -> None:
-        assert selector.selection is Selection.CHECKING
+        assert selector.selection is Selection.NARROWING
         for layers in (2, 3, 4, 24):
             for ratio in RATIOS:
                 for count in (0, 1, 40, 997):

@@ -1,4 +1,4 @@
-"""Checking selectors against a naive top-k of deviations, from the model's own projections over
+"""Narrowing selectors against a naive top-k of deviations, from the model's own projections over
 whole tensors.
 """
 
@@ -52,7 +52,7 @@ def deviations(layer: int) -> torch.Tensor:
 @pytest.mark.parametrize("ratio", [0.05, 0.15, 0.2, 0.5])
 @pytest.mark.parametrize(
     "name",
-    [name for name in SELECTORS if make_selector(name).selection is Selection.CHECKING],
+    [name for name in SELECTORS if make_selector(name).selection is Selection.NARROWING],
 )
 def test_layer_one_recomputes_the_highest_naive_deviations(
     engine: Engine, name: str, ratio: float

@@ -18,7 +18,7 @@ from tests.fusion import helpers, selector_rules
 from tests.fusion.selector_rules import RATIOS, budget
 
 NAMES = sorted(SELECTORS)
-CHECKING = [name for name in NAMES if make_selector(name).selection is Selection.CHECKING]
+NARROWING = [name for name in NAMES if make_selector(name).selection is Selection.NARROWING]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ class TestThroughTheEngine:
         prefill = engine.prefill(helpers.QUESTION, helpers.CHUNKS, ratio=ratio, selector=name)
         sizes = [len(selected) for selected in prefill.selected_by_layer]
         wanted = budget(ratio, helpers.N)
-        if name not in CHECKING:
+        if name not in NARROWING:
             assert sizes == [wanted] * len(sizes)
         # every candidate passes layer 0, and the selector says how many pass the later layers
         else:
@@ -114,7 +114,7 @@ def test_a_selector_that_is_of_no_kind_is_refused_where_it_is_written(
     ("written", "selection"),
     [
         (("select",), Selection.STATIC),
-        (("keep",), Selection.CHECKING),
+        (("keep",), Selection.NARROWING),
         (("asked_layers", "select_asked"), Selection.ASKING),
     ],
 )
