@@ -63,7 +63,7 @@ class Drafts:
 
     def verified(self, drafted: int, accepted: int, seconds: float) -> None:
         """Learn from a step: its number of drafts, how many were right, and its time."""
-        if not drafted:  # the first token comes without a step, in no time
+        if not drafted:  # the time to compare with; 0 for the first token, which needs no step
             self._plain_s = 0.8 * self._plain_s + 0.2 * seconds if self._plain_s else seconds
             return
         self._length = 2 * drafted if accepted == drafted else max(SHORTEST_MATCH, accepted)
