@@ -26,7 +26,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ragkv.errors import ConfigError
-from ragkv.runtime import limit_arenas, server_file
+from ragkv.runtime import begun, limit_arenas, server_file
 
 from .keys import KeyRing
 from .logs import configure_logging, log
@@ -130,7 +130,7 @@ class GracefulServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no new connections, wait for the running requests, and close the app."""
         log.info("draining")
-        threading.Thread(target=self._end_in_time, name="ragkv-end", daemon=True).start()
+        begun(self._end_in_time, "ragkv-end", "running requests are waited for without an end")
         await super().shutdown(sockets)
 
     def _end_in_time(self) -> None:

@@ -2,6 +2,7 @@
 them.
 """
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,25 @@ def test_a_deleted_conversation_leaves_no_history_and_no_kv(tmp_path: Path) -> N
         assert not [span for span in again["ragkv"]["prompt"] if span["kind"] == "history"]
     with whole(tmp_path) as client:
         assert client.get("/v1/sessions/s", headers=a).json()["turns"] == 1
+
+
+def test_a_tenant_stays_closed_while_the_system_has_no_thread_for_its_deletions(
+    two_keys: TwoKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, a, _ = two_keys
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "ragkv-deletions":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        refused = client.get("/v1/collections", headers=a)
+    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+    assert "no thread" in refused.json()["error"]["message"]
+    assert client.get("/v1/collections", headers=a).status_code == 200
 
 
 def test_a_tenant_that_could_not_be_opened_is_opened_by_the_next_request(

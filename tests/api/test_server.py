@@ -5,11 +5,16 @@ the process.
 import contextlib
 import signal
 import socket
+import threading
 from pathlib import Path
 
 import httpx
 import pytest
+import uvicorn
 
+from ragkv.api.server import GracefulServer
+from ragkv.api.settings import ServeConfig
+from tests.faults import raising
 from tests.scheduling.helpers import begin, until
 
 from .serving import Process, small
@@ -105,3 +110,20 @@ def test_a_body_in_very_many_small_pieces_ends_its_connection(
         assert (answer == b"") == is_cut
         with server.client() as client:
             assert client.get("/livez").status_code == 200
+
+
+def test_a_server_ends_though_the_system_has_no_thread_to_watch_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[object] = []
+
+    async def shutdown(server: uvicorn.Server, *_: object) -> None:
+        ended.append(server)
+
+    monkeypatch.setattr(uvicorn.Server, "shutdown", shutdown)
+    monkeypatch.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
+    server = GracefulServer(uvicorn.Config("none"), lambda: None, ServeConfig())
+    coroutine = server.shutdown()
+    with pytest.raises(StopIteration):
+        coroutine.send(None)
+    assert ended == [server]

@@ -23,8 +23,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ragkv.engine import Engine
-from ragkv.errors import RagKVError, StoreError
-from ragkv.runtime import Closing, FileState, create_private, read_own, replace_file, state_of
+from ragkv.errors import QueueFullError, RagKVError, StoreError
+from ragkv.runtime import (
+    Closing,
+    FileState,
+    begun,
+    create_private,
+    read_own,
+    replace_file,
+    state_of,
+)
 from ragkv.store import EntryKey
 
 log = logging.getLogger(__name__)
@@ -203,13 +211,15 @@ class DeletionFollower(Closing):
         self._traced = Position()  # of the last deletion for which traces of requests were deleted
         self._state: object = None  # of the journal when nothing was left to be done
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ragkv-deletions", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Follow on a thread of its own until `close`. Raises `RuntimeError` if the system has no
+        """Follow on a thread of its own until `close`. Raises `QueueFullError` if the system has no
         thread to give: a replica that follows no deletions must not answer.
         """
-        self._thread.start()
+        self._thread = begun(self._run, "ragkv-deletions", "its tenant stays closed")
+        if self._thread is None:
+            raise QueueFullError("The server has no thread to give for this. Ask again.")
 
     def follow(self) -> None:
         """Apply what is new, and once more what was new the last time."""
@@ -233,7 +243,7 @@ class DeletionFollower(Closing):
     def close(self) -> None:
         """Stop."""
         self._stop.set()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join()
 
     def _apply(self, found: Notes) -> bool:
