@@ -210,7 +210,7 @@ class Engine(Closing):
         Without `adds_turn` the session is only read: no turn is added.
         """
         check_kind("session", session, Session, type(None))
-        self.parts.backend.check(request)
+        self.parts.backend.refuse_unsupported(request)
         with ExitStack() as held:
             held.enter_context(self.parts.scheduler.request())
             adds_turn = adds_turn and session is not None

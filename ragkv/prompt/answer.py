@@ -110,7 +110,7 @@ class OwnModel:
     prefiller: Prefiller
     most_drafts: int  # tokens found in the prompt that a step verifies at most
 
-    def check(self, request: Request) -> None:
+    def refuse_unsupported(self, request: Request) -> None:
         """Accept every request: the intake has checked it."""
 
     @contextmanager

@@ -37,7 +37,7 @@ class StartedAnswer:
 class AnswerBackend(Protocol):
     """Computes prompts that are laid out, and their answers."""
 
-    def check(self, request: Request) -> None:
+    def refuse_unsupported(self, request: Request) -> None:
         """Raise `UnsupportedError` for what it cannot do, before any work."""
         ...
 

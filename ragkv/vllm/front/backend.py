@@ -60,7 +60,7 @@ class VllmBackend:
         """What makes the backend of an engine."""
         return lambda model, entries, scheduler: cls(model, entries, scheduler, server)
 
-    def check(self, request: Request) -> None:
+    def refuse_unsupported(self, request: Request) -> None:
         """Raise `UnsupportedError` for what is not sent to vLLM."""
         if not request.max_new_tokens:
             raise UnsupportedError(NO_PREFILL)
