@@ -24,7 +24,7 @@ from ragkv import Chunk, Engine, EngineConfig
 from ragkv.config import ControllerConfig, FusionConfig, RedisConfig, StoreConfig
 from ragkv.retrieval import Document, Index, Splitter
 from ragkv.scheduling import joint_prefills
-from ragkv.store import Tier
+from ragkv.store.tiers import Tier
 from tests.store.fakes import ThrottledTier, store_of
 
 RATIOS = (0.0, 0.05, 0.1, 0.15, 0.18, 0.3)

@@ -11,9 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 from ragkv import Engine
 from ragkv.errors import ConfigError
-from ragkv.store import Entry, EntryInfo
 from ragkv.store.codecs import Codec
-from ragkv.store.entry import StoredEntry
+from ragkv.store.entry import Entry, EntryInfo, StoredEntry
 from ragkv.store.stored_form import stored_form
 
 _COLUMNS = (

@@ -21,7 +21,7 @@ from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import ControllerConfig, RedisConfig, S3Config
 from ragkv.model.dtype_choice import faster_dtype
 from ragkv.model.loading import DtypeChoice, load
-from ragkv.store import Tier
+from ragkv.store.tiers import Tier
 from tests.store.fakes import store_of
 
 REAL = "smollm2"  # the installed model; other shapes have random weights

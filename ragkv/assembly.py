@@ -35,7 +35,11 @@ from .runtime import close_elsewhere, is_missing
 from .scheduling import IdleTime, Scheduler
 from .scheduling.encoding import BackgroundEncoder, Encoder, neutral_ids
 from .sessions import SESSIONS, FolderStorage, HistoryBlocks, Sessions, SessionStorage
-from .store import Entry, Identity, JobQueue, Store, TierKind, open_store
+from .store.entry import Entry, Identity
+from .store.job_queue import JobQueue
+from .store.opening import open_store
+from .store.store import Store
+from .store.tiers import TierKind
 
 if TYPE_CHECKING:
     from .model.kcache import Offloading

@@ -36,7 +36,7 @@ from .prompt import (
 from .runtime import Claim, Closing, close_dropped, openmp
 from .runtime.arguments import check_kind
 from .sessions import Session, Sessions, Turn
-from .store import Store
+from .store.store import Store
 from .types import Answer, Chunk, TokenEvent
 
 

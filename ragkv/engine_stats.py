@@ -6,7 +6,7 @@ from typing import Self
 from .assembly import Parts
 from .prompt import SharedModel
 from .scheduling import QueueStats
-from .store import RemoteStats, StoreStats
+from .store.tiers import RemoteStats, StoreStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,9 @@ from .prompt import ChunkLike, Intake, PrefixBlocks
 from .prompt.prompt import check_length
 from .runtime import Check, Rate, no_check, openmp, stop_of
 from .scheduling.encoding import LOG_EVERY_S, BackgroundEncoder, Encoder
-from .store import EntryKey, Identity, Store, deleted_everywhere
+from .store.contents import deleted_everywhere
+from .store.entry import EntryKey, Identity
+from .store.store import Store
 from .types import Chunk
 
 log = logging.getLogger(__name__)

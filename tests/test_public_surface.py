@@ -28,7 +28,6 @@ PACKAGES = [
     "retrieval",
     "scheduling",
     "sessions",
-    "store",
 ]
 
 
@@ -130,7 +129,7 @@ def test_what_computes_nothing_loads_no_heavy_library_and_needs_no_extra(
     assert python(f"{hidden}{code}; print({unneeded} & set(sys.modules))") == "set()\n"
 
 
-@pytest.mark.parametrize("package", ["", "api", "store"])
+@pytest.mark.parametrize("package", ["", "api"])
 def test_every_name_of_a_package_that_loads_names_lazily_is_known_to_type_checkers(
     package: str,
 ) -> None:

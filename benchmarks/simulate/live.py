@@ -4,9 +4,9 @@ conversation does.
 
 from dataclasses import replace
 
-from ragkv.store import MemoryTier, TurnSize
-from ragkv.store.policies import Policy, PolicySettings, make_policy
+from ragkv.store.policies import Policy, PolicySettings, TurnSize, make_policy
 from ragkv.store.stored_form import stored_form
+from ragkv.store.tiers import MemoryTier
 from tests.store.entries import IDENTITY, ids_of, make_entry
 
 from .replay import Replay, ReplaySetting, Report, report_of

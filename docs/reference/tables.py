@@ -18,7 +18,7 @@ from ragkv.config import GIB, MIB, EngineConfig
 from ragkv.engine_stats import EngineStats
 from ragkv.runtime.setting_values import is_setting
 from ragkv.scheduling import QueueStats
-from ragkv.store import RemoteStats, StoreStats, TierKind, TierStats
+from ragkv.store.tiers import RemoteStats, StoreStats, TierKind, TierStats
 
 DOCS = Path(__file__).parents[1]
 _MARKED = "<!-- {name} -->\n{table}<!-- end of {name} -->"

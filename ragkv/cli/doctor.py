@@ -169,7 +169,7 @@ def _home(home: Path) -> dict[str, Any]:
             check_unlocked(home / "kv")
         except StoreLockedError as error:
             problems.append(f"{error.holder} writes to it now, so the counts may change")
-        from ragkv.store import open_store  # here, so that other commands do not load torch
+        from ragkv.store.opening import open_store  # here, so that other commands do not load torch
 
         with open_store(
             StoreConfig(directory=str(home / "kv"), memory_bytes=0, read_only=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ragkv.config import RedisConfig, RemoteConfig, StoreConfig
 from ragkv.errors import ConfigError
-from ragkv.store import Identity
+from ragkv.store.entry import Identity
 from ragkv.store.record import RECORD_VERSION
 from ragkv.store.tiers.base import TierRequest
 

@@ -34,7 +34,8 @@ from ragkv.sessions.manifest import (
 )
 from ragkv.sessions.session import Session
 from ragkv.sessions.storage import Saved, SessionStorage, StoredState
-from ragkv.store import EntryKey, Identity, RemoteStats
+from ragkv.store.entry import EntryKey, Identity
+from ragkv.store.tiers import RemoteStats
 
 from .health import Health
 from .redis_client import RedisClient

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ragkv.errors import SessionUnavailableError
 from ragkv.runtime import Closing
-from ragkv.store import EntryKey
+from ragkv.store.entry import EntryKey
 
 from .pending_deletions import PendingDeletions
 

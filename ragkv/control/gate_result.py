@@ -17,7 +17,7 @@ from ragkv.config import FusionConfig
 from ragkv.errors import ConfigError
 from ragkv.fusion import make_selector
 from ragkv.runtime import DAMAGED
-from ragkv.store import Identity
+from ragkv.store.entry import Identity
 
 from .profile import read_measurements, save_measurement
 

@@ -27,17 +27,10 @@ from ragkv.fusion import Fusor, Plan, Recompute, Span, SpanKind, SpanState, make
 from ragkv.fusion.pipeline import UNMEASURED
 from ragkv.runtime import make_private_folder
 from ragkv.scheduling import Scheduler
-from ragkv.store import (
-    LRU,
-    Entry,
-    EntryInfo,
-    Lease,
-    MemoryLease,
-    MemoryTier,
-    Tier,
-    TierKind,
-)
+from ragkv.store.entry import Entry, EntryInfo
+from ragkv.store.policies import LRU
 from ragkv.store.stored_form import stored_form
+from ragkv.store.tiers import Lease, MemoryLease, MemoryTier, Tier, TierKind
 from ragkv.store.tiers.base import UNLIMITED_BYTES
 
 from .fits import fit_length, fit_recompute, fit_tier

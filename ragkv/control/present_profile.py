@@ -18,7 +18,8 @@ import torch
 from ragkv.errors import ProfileError
 from ragkv.model import Adapter
 from ragkv.runtime import cache_folder, cpu_model, is_missing
-from ragkv.store import Identity, Store
+from ragkv.store.entry import Identity
+from ragkv.store.store import Store
 
 from .decision import Steady
 from .profile import FILE_NAME, NO_PROFILE, Profile, Subject, TierSpeed, load

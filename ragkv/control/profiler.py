@@ -12,7 +12,7 @@ from ragkv.errors import ProfileError, RagKVError
 from ragkv.fusion import Fusor
 from ragkv.runtime import Closing, begun, openmp
 from ragkv.scheduling import IdleTime
-from ragkv.store import Store
+from ragkv.store.store import Store
 
 from .controller import Controller
 from .decision import belongs_in_memory

@@ -16,7 +16,7 @@ import torch
 
 from ragkv.model import Adapter, LayerPass, PromptKV, Recording, Rows
 from ragkv.runtime import Check, no_check
-from ragkv.store import Lease
+from ragkv.store.tiers import Lease
 
 from .device.staging import StagedReader
 from .fuse import Fused, FuseSteps, LayerInput, TokenChoice, fuse

@@ -29,7 +29,7 @@ from ragkv.errors import EntryDamagedError, EntryUnreachableError, StoreError
 from ragkv.model import Adapter, PromptKV, Recording
 from ragkv.model.rope import RotaryTables
 from ragkv.runtime import Closing, openmp
-from ragkv.store import Lease
+from ragkv.store.tiers import Lease
 
 from .plan import Span
 

@@ -12,7 +12,7 @@ from enum import Enum
 
 import torch
 
-from ragkv.store import Lease
+from ragkv.store.tiers import Lease
 
 # A longer question, such as a whole conversation, asks with its last rows only.
 MOST_ASKING_ROWS = 64

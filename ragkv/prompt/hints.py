@@ -3,7 +3,9 @@
 """
 
 from ragkv.fusion import SpanState
-from ragkv.store import HintedEntry, Identity, PrefetchHint, conversation_group, stored_bytes
+from ragkv.store.codecs import stored_bytes
+from ragkv.store.entry import Identity, conversation_group
+from ragkv.store.prefetch import HintedEntry, PrefetchHint
 
 from .lookup import Lookup
 from .planning import wanted_spans

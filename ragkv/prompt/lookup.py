@@ -11,7 +11,9 @@ from ragkv.fusion import Plan, Span, SpanKind, SpanState
 from ragkv.model import Adapter
 from ragkv.prompt.history import BlockWriter
 from ragkv.scheduling.encoding import BackgroundEncoder
-from ragkv.store import EntryKey, Identity, Lease, MemoryLease, Store
+from ragkv.store.entry import EntryKey, Identity
+from ragkv.store.store import Store
+from ragkv.store.tiers import Lease, MemoryLease
 
 from .planning import plan_of, wanted_spans
 from .prefix_blocks import PrefixBlocks

@@ -17,7 +17,8 @@ import torch
 from ragkv.control import Method
 from ragkv.fusion import Plan, Span, SpanKind, SpanState
 from ragkv.prompt.history import Block, exact_blocks
-from ragkv.store import Lease, ids_digest
+from ragkv.store.entry import ids_digest
+from ragkv.store.tiers import Lease
 from ragkv.types import Excerpt
 
 from .prefix_blocks import reusing

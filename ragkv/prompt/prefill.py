@@ -17,7 +17,7 @@ from ragkv.errors import EntryDamagedError
 from ragkv.fusion import Fusor, JointPassFailed, PassResult, Plan, SpanKind, SpanState
 from ragkv.model import Recording
 from ragkv.scheduling import Scheduler
-from ragkv.store import EntryKey
+from ragkv.store.entry import EntryKey
 from ragkv.types import Reuse, Timing
 
 from .lookup import Lookup

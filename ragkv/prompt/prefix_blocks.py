@@ -15,7 +15,8 @@ from functools import partial
 from ragkv.fusion import Span, SpanState
 from ragkv.model import Recording
 from ragkv.prompt.history import Chain
-from ragkv.store import Entry, EntryInfo, Identity, Lease, MemoryLease
+from ragkv.store.entry import Entry, EntryInfo, Identity
+from ragkv.store.tiers import Lease, MemoryLease
 
 from .prompt import Prompt
 

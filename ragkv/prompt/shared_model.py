@@ -24,11 +24,7 @@ from ragkv.runtime.arguments import check_kind
 from ragkv.runtime.token_counter import TokenCounter
 from ragkv.scheduling import SharedCompute
 from ragkv.scheduling.encoding import Contexts
-from ragkv.store import (
-    Identity,
-    dtype_name,
-    ids_digest,
-)
+from ragkv.store.entry import Identity, dtype_name, ids_digest
 
 if TYPE_CHECKING:
     from .constraints.grammar import Grammars

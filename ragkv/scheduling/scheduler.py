@@ -22,7 +22,7 @@ from ragkv.errors import CancelledError, DeadlineError, QueueFullError, RagKVErr
 from ragkv.model import Adapter
 from ragkv.runtime import Check, Claim, FairLock, ThreadChoice, no_check
 from ragkv.runtime.waiting import POLL_S
-from ragkv.store import Prefetcher, PrefetchHint
+from ragkv.store.prefetch import Prefetcher, PrefetchHint
 
 from .decode_batch import DecodeBatch
 from .joint_prefills import JointPrefills

@@ -15,7 +15,8 @@ from pathlib import Path
 from ragkv.errors import SessionUnavailableError
 from ragkv.prompt.history import SAVE_WAIT_S, SessionState
 from ragkv.runtime import make_private_folder, replace_file, sync
-from ragkv.store import Identity, Job, JobQueue
+from ragkv.store.entry import Identity
+from ragkv.store.job_queue import Job, JobQueue
 
 from .manifest import NOT_A_MANIFEST, VERSION, ManifestVersionError, Summary, manifest_of, state_of
 from .session import Session

@@ -18,7 +18,7 @@ import torch
 
 from ragkv.errors import SessionUnavailableError
 from ragkv.prompt.history import Block, BlockWriter, SessionState
-from ragkv.store import EntryKey
+from ragkv.store.entry import EntryKey
 
 from .session import Session
 from .storage import SessionStorage

@@ -14,7 +14,7 @@ from itertools import takewhile
 from typing import Any
 
 from ragkv.prompt.history import Block, History, Part, PartKind, PastTurn, SessionState
-from ragkv.store import EntryKey, Identity
+from ragkv.store.entry import EntryKey, Identity
 
 FORMAT = "ragkv-session"  # what every manifest says of itself
 VERSION = 1  # the only one that is read

@@ -27,7 +27,8 @@ from ragkv.prompt import PromptReport, Task
 from ragkv.prompt.history import SessionState
 from ragkv.prompt.template import TemplateRuns
 from ragkv.runtime import Closing
-from ragkv.store import EntryKey, deleted_everywhere
+from ragkv.store.contents import deleted_everywhere
+from ragkv.store.entry import EntryKey
 
 from .history_blocks import HistoryBlocks
 from .manifest import Summary

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ragkv.prompt.history import SessionState
 from ragkv.runtime import Closing
-from ragkv.store import RemoteStats
+from ragkv.store.tiers import RemoteStats
 
 from .manifest import Summary
 from .session import Session

@@ -28,7 +28,8 @@ from ragkv.prompt.history import (
 )
 from ragkv.runtime import Claim, Closing
 from ragkv.runtime.waiting import POLL_S
-from ragkv.store import EntryKey, TurnSize, conversation_group, ids_digest
+from ragkv.store.entry import EntryKey, conversation_group, ids_digest
+from ragkv.store.policies import TurnSize
 from ragkv.types import Answer, TokenEvent
 
 from .session import Session

@@ -14,7 +14,8 @@ from ragkv.errors import ConfigError, UnsupportedModelError
 from ragkv.home import KnownHome
 from ragkv.model import Adapter
 from ragkv.runtime.setting_values import build, gather, overlay
-from ragkv.store import TierKind, kinds_of
+from ragkv.store.opening import kinds_of
+from ragkv.store.tiers import TierKind
 
 # Those whose tokens the tests compare.
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")

@@ -10,7 +10,7 @@ import pytest
 
 from ragkv.api.documents import deletions
 from ragkv.api.documents.deletions import DeletionFollower, DeletionJournal, Position
-from ragkv.store import EntryKey
+from ragkv.store.entry import EntryKey
 
 NAMES = {EntryKey(name.encode().hex().ljust(64, "0")): name for name in (*"abcdef", "old", "new")}
 

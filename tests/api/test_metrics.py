@@ -12,7 +12,7 @@ from ragkv.api.metrics import Metrics, TenantStats
 from ragkv.api.settings import AuthConfig, ServeConfig
 from ragkv.engine_stats import EngineStats
 from ragkv.scheduling import QueueStats
-from ragkv.store import StoreStats, TierKind, TierStats
+from ragkv.store.tiers import StoreStats, TierKind, TierStats
 
 from .small_app import REUSE, TIMING, small_client
 

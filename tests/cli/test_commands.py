@@ -7,7 +7,7 @@ import pytest
 
 from ragkv.config import StoreConfig
 from ragkv.retrieval.rag import Rag
-from ragkv.store import open_store
+from ragkv.store.opening import open_store
 
 from .conftest import Run
 

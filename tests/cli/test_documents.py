@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ragkv.config import StoreConfig
-from ragkv.store import open_store
+from ragkv.store.opening import open_store
 
 from .conftest import Run
 from .test_commands import entries

@@ -6,8 +6,9 @@ from typing import Any
 
 from ragkv.cluster import RemoteTier
 from ragkv.config import RedisConfig, S3Config, StoreConfig
-from ragkv.store import Store, Tier, TierKind, TierStats, open_store
-from ragkv.store.opening import open_tiers
+from ragkv.store.opening import open_store, open_tiers
+from ragkv.store.store import Store
+from ragkv.store.tiers import Tier, TierKind, TierStats
 from tests.store.entries import IDENTITY, ids_of, make_entry, read_all, same
 
 from .servers import RedisServer, S3Server

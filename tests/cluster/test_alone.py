@@ -10,10 +10,10 @@ from tests.reader import READER
 
 PROGRAM = """
 import sys
-from ragkv.store import open_store
+from ragkv.store.opening import open_store
 from ragkv.config import EngineConfig, RedisConfig, StoreConfig
 from ragkv.retrieval.rag import Corpus, Rag
-from ragkv.store import Store
+from ragkv.store.store import Store
 
 home, model, url = sys.argv[1:]
 if url:

@@ -15,7 +15,7 @@ from ragkv import Engine, Session
 from ragkv.cluster.redis_session_storage import RedisSessionStorage
 from ragkv.config import RedisConfig
 from ragkv.errors import InputError, SessionConflictError, SessionUnavailableError
-from ragkv.store import EntryKey
+from ragkv.store.entry import EntryKey
 from ragkv.types import TokenEvent
 from tests.cluster.helpers import unique_prefix
 from tests.cluster.servers import RedisServer

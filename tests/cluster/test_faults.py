@@ -12,8 +12,9 @@ from ragkv.cluster import RemoteTier
 from ragkv.config import RedisConfig, S3Config, StoreConfig
 from ragkv.errors import EntryDamagedError
 from ragkv.runtime import Closing
-from ragkv.store import Entry, Tier
+from ragkv.store.entry import Entry
 from ragkv.store.stored_form import stored_form
+from ragkv.store.tiers import Tier
 from tests.cluster.faulty_proxy import Proxy
 from tests.scheduling.helpers import until
 from tests.store.entries import IDENTITY, ids_of, make_entry, read_all, same

@@ -15,7 +15,8 @@ from ragkv.cluster.connector import Connector
 from ragkv.cluster.pending_deletions import PendingDeletions
 from ragkv.config import RedisConfig, S3Config, StoreConfig
 from ragkv.errors import StoreError
-from ragkv.store import EntryKey, open_store
+from ragkv.store.entry import EntryKey
+from ragkv.store.opening import open_store
 from ragkv.store.record import Bytes, checksum
 from tests.faults import os_error, raising
 from tests.scheduling.helpers import begin

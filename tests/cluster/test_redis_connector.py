@@ -6,7 +6,7 @@ import pytest
 
 from ragkv.cluster import RemoteTier
 from ragkv.errors import RemoteError
-from ragkv.store import TierKind
+from ragkv.store.tiers import TierKind
 from tests.faults import raising
 from tests.store.entries import make_entry, other_identities
 

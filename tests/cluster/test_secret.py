@@ -7,9 +7,9 @@ import pytest
 
 from ragkv.cluster import entry_values
 from ragkv.config import RedisConfig
-from ragkv.store import TierKind
 from ragkv.store.record import checksum
 from ragkv.store.stored_form import stored_form
+from ragkv.store.tiers import TierKind
 from tests.store.entries import make_entry
 
 from .helpers import hit, redis_config, redis_store, redis_tier_of

@@ -15,8 +15,11 @@ import pytest
 from ragkv.config import RedisConfig, StoreConfig
 from ragkv.errors import RemoteError
 from ragkv.runtime import Closing
-from ragkv.store import EntryKey, Store, TierKind, open_store
+from ragkv.store.entry import EntryKey
+from ragkv.store.opening import open_store
+from ragkv.store.store import Store
 from ragkv.store.stored_form import stored_form
+from ragkv.store.tiers import TierKind
 from tests.cluster.faulty_proxy import Proxy
 from tests.faults import raising
 from tests.scheduling.helpers import begin, until

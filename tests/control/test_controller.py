@@ -21,7 +21,7 @@ from ragkv.control.reasons import Reason
 from ragkv.errors import ProfileError
 from ragkv.fusion import PassResult, Plan, Recompute
 from ragkv.fusion.selectors import Attention
-from ragkv.store import Policy
+from ragkv.store.policies import Policy
 from tests import reference, tiny_models
 from tests.fixed import fixed
 

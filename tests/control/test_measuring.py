@@ -8,7 +8,7 @@ import pytest
 
 from ragkv import Engine, EngineConfig
 from ragkv.config import ControllerConfig, StoreConfig
-from ragkv.store import Store
+from ragkv.store.store import Store
 from tests import tiny_models
 from tests.control.test_controller import CHUNKS, QUESTION, engine
 from tests.store.toy_tier import ToyTier

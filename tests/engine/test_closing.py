@@ -13,7 +13,7 @@ import pytest
 from ragkv import Engine, EngineConfig, SessionConfig, StoreConfig
 from ragkv.errors import StoreLockedError
 from ragkv.registry import TIERS, TierRow
-from ragkv.store import open_store
+from ragkv.store.opening import open_store
 from tests import tiny_models
 from tests.engine.helpers import A, engine_of
 from tests.faults import raising
@@ -123,7 +123,7 @@ class Owner: pass
 first = Owner()
 weakref.finalize(first, int)  # so that finalizers run at the end of the process
 from ragkv.config import StoreConfig
-from ragkv.store import open_store
+from ragkv.store.opening import open_store
 from tests.store.entries import make_entry
 store = open_store(StoreConfig(directory=sys.argv[1]))
 owner = Owner()

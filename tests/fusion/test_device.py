@@ -26,9 +26,9 @@ from ragkv.model.device import masked
 from ragkv.model.device.kernels import placing_kernel
 from ragkv.model.families import ADAPTERS
 from ragkv.registry import SELECTORS
-from ragkv.store import Entry, MemoryLease
-from ragkv.store.entry import EntryInfo, Identity, StoredEntry
+from ragkv.store.entry import Entry, EntryInfo, Identity, StoredEntry
 from ragkv.store.stored_form import stored_form
+from ragkv.store.tiers import MemoryLease
 from tests import tiny_models
 from tests.fusion.fake_device import (
     WHERE_KERNELS_RUN,

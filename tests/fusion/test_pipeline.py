@@ -9,8 +9,9 @@ import torch
 
 from ragkv.errors import EntryDamagedError, EntryUnreachableError, StoreError
 from ragkv.fusion import LayerReader, Readers
-from ragkv.store import LRU, Lease, MemoryTier, TierKind
+from ragkv.store.policies import LRU
 from ragkv.store.stored_form import stored_form
+from ragkv.store.tiers import Lease, MemoryTier, TierKind
 from tests.scheduling.helpers import begin
 from tests.store.entries import as_stored, make_entry, with_codec
 

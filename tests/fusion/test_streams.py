@@ -14,7 +14,7 @@ from ragkv import Engine
 from ragkv.fusion import Readers
 from ragkv.fusion.device.staging import StagedReader, _Copier
 from ragkv.model import Adapter, Rows
-from ragkv.store import Lease, MemoryLease
+from ragkv.store.tiers import Lease, MemoryLease
 from tests import tiny_models
 from tests.fusion.lazy_cuda import DEVICE, LazyCuda
 from tests.fusion.test_pipeline import LAYERS, FakeLease

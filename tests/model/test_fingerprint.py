@@ -19,7 +19,7 @@ from ragkv.model.fingerprint import (
     tokenizer_digest,
     weights_digest,
 )
-from ragkv.store import Identity
+from ragkv.store.entry import Identity
 from tests import tiny_models
 from tests.toy_tokenizers import byte_tokenizer, fallback_tokenizer
 

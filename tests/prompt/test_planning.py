@@ -13,7 +13,8 @@ from ragkv.fusion import Plan, SpanKind, SpanState, make_selector
 from ragkv.prompt import Prompt
 from ragkv.prompt.history import Block, Chain, History
 from ragkv.prompt.planning import LEADING_TOKENS, plan_of, wanted_spans
-from ragkv.store import Entry, EntryInfo, Identity, MemoryLease, ids_digest
+from ragkv.store.entry import Entry, EntryInfo, Identity, ids_digest
+from ragkv.store.tiers import MemoryLease
 from ragkv.types import Chunk, Excerpt, Piece, Text
 
 PREFIX = (1, 2)

@@ -9,7 +9,7 @@ from ragkv import Engine, StoreConfig
 from ragkv.assembly import PREFIX_SHARE
 from ragkv.prompt import prefix_blocks
 from ragkv.prompt.prefix_blocks import BLOCK_TOKENS
-from ragkv.store import Entry
+from ragkv.store.entry import Entry
 from tests import tiny_models
 from tests.engine.helpers import PREFIX, Q, close, counts, engine_of, full_prefill, ids
 

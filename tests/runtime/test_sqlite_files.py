@@ -14,7 +14,7 @@ from ragkv.api.documents.deletions import FILE, DeletionJournal
 from ragkv.retrieval import Index, index_state
 from ragkv.retrieval.index_schema import FILE as INDEX
 from ragkv.runtime import sqlite_files
-from ragkv.store import EntryKey
+from ragkv.store.entry import EntryKey
 
 WRITE = (
     "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0, "

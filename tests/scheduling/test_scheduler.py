@@ -20,7 +20,7 @@ from ragkv.prompt.constraints import ResponseFormat
 from ragkv.runtime import Claim, no_check
 from ragkv.scheduling import Scheduler, SharedCompute
 from ragkv.scheduling.scheduler import JOINT_TOKENS, PREPARED_AHEAD
-from ragkv.store import PrefetchHint
+from ragkv.store.prefetch import PrefetchHint
 from tests import tiny_models
 from tests.engine.helpers import A, B, C, Q, engine_of, text_engine
 from tests.faults import at_each_layer

@@ -9,7 +9,7 @@ from typing import Any
 from ragkv import Engine, EngineConfig, Session, StoreConfig
 from ragkv.config import SessionConfig
 from ragkv.prompt import PrefilledPrompt
-from ragkv.store import Tier
+from ragkv.store.tiers import Tier
 from tests import tiny_models
 from tests.engine.helpers import close, full_prefill
 from tests.fixed import fixed

@@ -13,7 +13,7 @@ from ragkv.sessions import Session, Sessions
 from ragkv.sessions.folder_storage import FolderStorage
 from ragkv.sessions.history_blocks import HistoryBlocks
 from ragkv.sessions.storage import StoredState
-from ragkv.store import Store
+from ragkv.store.store import Store
 from tests.faults import raising
 from tests.scheduling.helpers import begin, until
 

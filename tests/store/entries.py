@@ -6,10 +6,12 @@ import hashlib
 import torch
 
 from ragkv.errors import EntryDamagedError
-from ragkv.store import Entry, EntryInfo, HintedEntry, Identity, Lease, PrefetchHint, Store, Tier
-from ragkv.store.entry import dtype_from_name
+from ragkv.store.entry import Entry, EntryInfo, Identity, dtype_from_name
+from ragkv.store.prefetch import HintedEntry, PrefetchHint
 from ragkv.store.record import record_of
+from ragkv.store.store import Store
 from ragkv.store.stored_form import stored_form
+from ragkv.store.tiers import Lease, Tier
 
 IDENTITY = Identity(
     weights="w0",

@@ -15,9 +15,11 @@ import torch
 
 from ragkv.config import StoreConfig
 from ragkv.errors import EntryDamagedError
-from ragkv.store import LRU, Identity, Lease, MemoryTier, Store, Tier
-from ragkv.store.entry import StoredEntry
+from ragkv.store.entry import Identity, StoredEntry
 from ragkv.store.opening import open_tiers
+from ragkv.store.policies import LRU
+from ragkv.store.store import Store
+from ragkv.store.tiers import Lease, MemoryTier, Tier
 
 
 class SharedBandwidth:

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ragkv.registry import CODECS
-from ragkv.store import LRU, DiskTier, Entry, Lease, MemoryTier, Tier
+from ragkv.store.entry import Entry
+from ragkv.store.policies import LRU
 from ragkv.store.stored_form import stored_form
+from ragkv.store.tiers import DiskTier, Lease, MemoryTier, Tier
 
 from .entries import as_stored, ids_of, make_entry, read_all, same, with_codec
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from ragkv.config import StoreConfig
 from ragkv.registry import CODECS
-from ragkv.store import Entry, codec_of, open_store
-from ragkv.store.codecs import RAW, Codec
+from ragkv.store.codecs import RAW, Codec, codec_of
 from ragkv.store.codecs.int8 import Int8Codec
-from ragkv.store.entry import StoredEntry
+from ragkv.store.entry import Entry, StoredEntry
+from ragkv.store.opening import open_store
 from ragkv.store.record import OtherVersionError, read_head, record_of
 from ragkv.store.stored_form import stored_form
 

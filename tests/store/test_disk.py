@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from ragkv.errors import EntryDamagedError, EntryUnreachableError, StoreError, StoreLockedError
-from ragkv.store import LRU, DiskTier, Store
+from ragkv.store.policies import LRU
+from ragkv.store.store import Store
 from ragkv.store.stored_form import stored_form
-from ragkv.store.tiers import ReadOnlyDiskTier
+from ragkv.store.tiers import DiskTier, ReadOnlyDiskTier
 from tests.faults import os_error, raising
 
 from .entries import IDENTITY, ids_of, leased, make_entry, open_leases, read_all, same, served

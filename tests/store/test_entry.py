@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from ragkv.store import Entry, Identity
+from ragkv.store.entry import Entry, Identity
 
 from .entries import IDENTITY, make_entry, other_identities
 

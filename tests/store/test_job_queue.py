@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from ragkv.errors import EntryUnreachableError
-from ragkv.store import EntryKey
+from ragkv.store.entry import EntryKey
 from ragkv.store.job_queue import Job, JobQueue
 from tests.faults import raising
 from tests.scheduling.helpers import begin, until

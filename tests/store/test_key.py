@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ragkv.store import LRU, DiskTier, EntryKey
-from ragkv.store.tiers import ReadOnlyDiskTier
+from ragkv.store.entry import EntryKey
+from ragkv.store.policies import LRU
+from ragkv.store.tiers import DiskTier, ReadOnlyDiskTier
 
 from .entries import leased, make_entry, stored_bytes
 

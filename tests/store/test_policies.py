@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from benchmarks.simulate import ALL_POLICIES, SIMULATOR_ONLY, TraceSettings, make_any_policy
 from ragkv.config import EngineConfig, StoreConfig
 from ragkv.errors import ConfigError
-from ragkv.store import Policy, make_policy, open_store
-from ragkv.store.policies import PolicySettings, TurnSize
+from ragkv.store.opening import open_store
+from ragkv.store.policies import Policy, PolicySettings, TurnSize, make_policy
 from ragkv.store.policies.t_lru import RECENT_GAPS, Departed, ReturnGaps
 
 NAMES = sorted(ALL_POLICIES)

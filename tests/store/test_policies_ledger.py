@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from benchmarks.simulate import ALL_POLICIES, make_any_policy
 from ragkv.errors import StoreError
-from ragkv.store import LRU, EntryKey, Item, Policy, TurnSize, make_policy
-from ragkv.store.policies import Eviction, PolicySettings
+from ragkv.store.entry import EntryKey
+from ragkv.store.policies import LRU, Eviction, Item, Policy, PolicySettings, TurnSize, make_policy
 from ragkv.store.tiers.ledger import MOST_NEWS, Ledger, Slot
 
 CAPACITY = 12

@@ -13,23 +13,13 @@ import torch
 
 from benchmarks.simulate.policies import WindowedLookAhead
 from ragkv.config import StoreConfig
-from ragkv.store import (
-    LRU,
-    DiskTier,
-    EntryKey,
-    HintedEntry,
-    Lease,
-    MemoryTier,
-    Policy,
-    PrefetchHint,
-    Store,
-    TierKind,
-    make_policy,
-    opening,
-)
-from ragkv.store.entry import StoredEntry
-from ragkv.store.policies import Eviction
+from ragkv.store import opening
+from ragkv.store.entry import EntryKey, StoredEntry
+from ragkv.store.policies import LRU, Eviction, Policy, make_policy
+from ragkv.store.prefetch import HintedEntry, PrefetchHint
+from ragkv.store.store import Store
 from ragkv.store.stored_form import stored_form
+from ragkv.store.tiers import DiskTier, Lease, MemoryTier, TierKind
 from tests.scheduling.helpers import begin, together, until
 
 from .entries import IDENTITY, hint_of, ids_of, make_entry, open_leases, read_all, same

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ragkv.errors import EntryDamagedError
-from ragkv.store import Entry, EntryKey
+from ragkv.store.entry import Entry, EntryKey
 from ragkv.store.record import RecordHead, read_head
 
 from .entries import IDENTITY, make_entry, stored_bytes

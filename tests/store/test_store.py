@@ -14,20 +14,13 @@ import torch
 
 from ragkv.config import StoreConfig
 from ragkv.errors import StoreError, StoreReadOnlyError
-from ragkv.store import (
-    LRU,
-    DiskTier,
-    Entry,
-    EntryKey,
-    Lease,
-    MemoryTier,
-    Store,
-    Tier,
-    TierKind,
-    deleted_everywhere,
-    open_store,
-)
+from ragkv.store.contents import deleted_everywhere
+from ragkv.store.entry import Entry, EntryKey
+from ragkv.store.opening import open_store
+from ragkv.store.policies import LRU
+from ragkv.store.store import Store
 from ragkv.store.stored_form import stored_form
+from ragkv.store.tiers import DiskTier, Lease, MemoryTier, Tier, TierKind
 from ragkv.store.tiers.read_only import ReadOnlyDiskTier
 from tests.store.fakes import HeldWrites, WrappedTier, memory_below
 
@@ -386,7 +379,7 @@ def test_a_store_that_is_dropped_writes_what_waits_is_closed_and_says_so(
 def test_a_store_that_is_open_when_the_process_ends_writes_what_waits(tmp_path: Path) -> None:
     code = (
         "from ragkv.config import StoreConfig\n"
-        "from ragkv.store import open_store\n"
+        "from ragkv.store.opening import open_store\n"
         "from tests.store.entries import make_entry\n"
         f"store = open_store(StoreConfig(directory={str(tmp_path)!r}))\n"
         "for number in range(20): store.put(make_entry(number))\n"

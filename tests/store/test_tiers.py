@@ -11,19 +11,13 @@ import torch
 
 from ragkv.config import StoreConfig
 from ragkv.registry import CODECS, TIERS, TierRow
-from ragkv.store import (
-    LRU,
-    DiskTier,
-    Entry,
-    Identity,
-    MemoryTier,
-    Store,
-    Tier,
-    TierKind,
-    open_store,
-    opening,
-)
+from ragkv.store import opening
+from ragkv.store.entry import Entry, Identity
+from ragkv.store.opening import open_store
+from ragkv.store.policies import LRU
+from ragkv.store.store import Store
 from ragkv.store.stored_form import stored_form
+from ragkv.store.tiers import DiskTier, MemoryTier, Tier, TierKind
 from tests.cluster.helpers import counted, remote_tier
 
 from .entries import (

@@ -6,7 +6,7 @@ import itertools
 import random
 
 from ragkv.config import RedisConfig, StoreConfig
-from ragkv.store import open_store
+from ragkv.store.opening import open_store
 from tests.store.entries import served
 
 from .writing import entry_of

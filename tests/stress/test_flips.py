@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ragkv.registry import CODECS
-from ragkv.store import EntryKey, open_store
+from ragkv.store.entry import EntryKey
+from ragkv.store.opening import open_store
 from tests.store.entries import IDENTITY, ids_of, make_entry, served, with_codec
 
 from .writing import config_of

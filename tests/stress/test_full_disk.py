@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ragkv.store import open_store
+from ragkv.store.opening import open_store
 from tests.small_disk import fill, small_disk
 from tests.store.entries import make_entry, served
 

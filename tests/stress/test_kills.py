@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ragkv.store import open_store
+from ragkv.store.opening import open_store
 from tests.scheduling.helpers import until
 from tests.store.entries import digest, make_entry, read_all
 

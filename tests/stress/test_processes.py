@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ragkv.errors import StoreLockedError
-from ragkv.store import open_store
+from ragkv.store.opening import open_store
 from tests.scheduling.helpers import until
 from tests.store.entries import digest, read_all
 

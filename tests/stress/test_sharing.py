@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ragkv.cluster import RemoteTier
-from ragkv.store import open_store
+from ragkv.store.opening import open_store
 from tests.cluster.helpers import counted, unique_prefix
 from tests.cluster.servers import RedisServer
 from tests.scheduling.helpers import until

@@ -8,7 +8,8 @@ import random
 from pathlib import Path
 
 from ragkv.config import StoreConfig
-from ragkv.store import Entry, open_store
+from ragkv.store.entry import Entry
+from ragkv.store.opening import open_store
 from tests.store.entries import IDENTITY, ids_of, make_entry
 
 DISK_BYTES = 6 * 1024**2

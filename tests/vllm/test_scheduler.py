@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ragkv import Engine, EngineConfig, FusionConfig, StoreConfig
-from ragkv.store import Store
+from ragkv.store.store import Store
 from ragkv.vllm.front import left_report
 from ragkv.vllm.front.salts import SECRET_VARIABLE, proof
 from ragkv.vllm.scheduler import PromptScheduler

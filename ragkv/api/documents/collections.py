@@ -34,7 +34,7 @@ from ragkv.runtime import (
     no_check,
     stop_of,
 )
-from ragkv.store import EntryKey
+from ragkv.store.entry import EntryKey
 
 from ..errors import not_found
 from ..full_disk import Reserve, making_room

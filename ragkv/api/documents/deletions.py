@@ -33,7 +33,7 @@ from ragkv.runtime import (
     replace_file,
     state_of,
 )
-from ragkv.store import EntryKey
+from ragkv.store.entry import EntryKey
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import torch
 
 from ragkv.model import Adapter, PromptKV, Recording
 from ragkv.model.rope import RotaryTables
-from ragkv.store import Lease, TierKind
 from ragkv.store.codecs import Codec
+from ragkv.store.tiers import Lease, TierKind
 
 from ..pipeline import LayerReader, Placing, Readers, aligned, read_slice
 from ..plan import Span

@@ -15,18 +15,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from ragkv.errors import StoreError, StoreReadOnlyError
-from ragkv.store import (
-    Entry,
-    EntryInfo,
-    EntryKey,
-    Identity,
-    Job,
-    JobQueue,
-    Lease,
-    MemoryLease,
-    Store,
-    TurnSize,
-)
+from ragkv.store.entry import Entry, EntryInfo, EntryKey, Identity
+from ragkv.store.job_queue import Job, JobQueue
+from ragkv.store.policies import TurnSize
+from ragkv.store.store import Store
+from ragkv.store.tiers import Lease, MemoryLease
 
 from .history import Block
 

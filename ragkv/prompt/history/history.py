@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import chain
 
-from ragkv.store import EntryKey, Identity, ids_bytes
+from ragkv.store.entry import EntryKey, Identity, ids_bytes
 
 Ranges = Sequence[tuple[int, int]]  # start, stop of token indices; ascending, disjoint, not empty
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from ragkv.runtime import Check, Claim, begun, openmp
 from ragkv.runtime.waiting import POLL_S
 from ragkv.scheduling import IdleTime
-from ragkv.store import EntryKey, Store
+from ragkv.store.entry import EntryKey
+from ragkv.store.store import Store
 
 from .encoder import Encoder
 

@@ -12,7 +12,8 @@ from typing import Any
 from ragkv.model import Adapter, Context, full_pass
 from ragkv.model.rows import Pause
 from ragkv.runtime import no_check
-from ragkv.store import Entry, EntryInfo, Identity, MemoryLease, ids_digest
+from ragkv.store.entry import Entry, EntryInfo, Identity, ids_digest
+from ragkv.store.tiers import MemoryLease
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,8 @@ import torch
 from ragkv.model import PASS_ROWS, Adapter, TokenRun, raw_kv
 from ragkv.model.rows import Pause
 from ragkv.runtime import no_check
-from ragkv.store import Entry, EntryInfo, Identity, stored_bytes
+from ragkv.store.codecs import stored_bytes
+from ragkv.store.entry import Entry, EntryInfo, Identity
 
 from .contexts import Contexts
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ragkv.prompt import Prompt, PromptReport
-from ragkv.store import Identity
+from ragkv.store.entry import Identity
 from ragkv.types import PromptSpan, Reuse, Timing
 
 Run = tuple[str, int, int, int | None]  # kind, start, stop, and index of the chunk

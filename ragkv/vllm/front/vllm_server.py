@@ -26,7 +26,7 @@ from ragkv.errors import (
     MissingExtraError,
 )
 from ragkv.runtime import Check, Closing
-from ragkv.store import Identity
+from ragkv.store.entry import Identity
 from ragkv.types import TokenLogprob
 
 from .prompt_report import differences

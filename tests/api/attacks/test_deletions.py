@@ -15,7 +15,7 @@ from ragkv.api.documents import deletions
 from ragkv.api.documents.collections import Collections
 from ragkv.chat.passage_matcher import TextMatch
 from ragkv.errors import StoreError
-from ragkv.store import EntryKey, conversation_group
+from ragkv.store.entry import EntryKey, conversation_group
 from tests.api.helpers import FACTS, client_of, engine_of, filled, service_of, wait_until
 from tests.faults import raising
 

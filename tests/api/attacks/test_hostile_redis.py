@@ -21,7 +21,7 @@ from ragkv.cluster.redis_client import RedisClient as Client
 from ragkv.config import RedisConfig
 from ragkv.errors import RemoteError
 from ragkv.sessions import manifest
-from ragkv.store import EntryKey
+from ragkv.store.entry import EntryKey
 from ragkv.store.record import CHECKSUM_CHARS, checksum
 from ragkv.store.stored_form import stored_form
 from tests.cluster.faulty_proxy import Proxy

@@ -15,7 +15,8 @@ import redis
 from transformers import AutoTokenizer
 
 from ragkv.config import RedisConfig, StoreConfig
-from ragkv.store import EntryInfo, open_store
+from ragkv.store.entry import EntryInfo
+from ragkv.store.opening import open_store
 from tests.reader import READER
 
 from .world import LETTERS, SECRET, World

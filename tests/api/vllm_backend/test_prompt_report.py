@@ -7,7 +7,7 @@ import pytest
 
 from ragkv.prompt import Prompt
 from ragkv.prompt.history import EMPTY
-from ragkv.store import Identity
+from ragkv.store.entry import Identity
 from ragkv.types import Chunk, PromptSpan, Reuse, Text, Timing
 from ragkv.vllm.front import cached_report, differences, left_report
 from ragkv.vllm.front.prompt_report import connector_answer, prompt_report

@@ -26,7 +26,7 @@ from ragkv.api import ServeConfig, create_app
 from ragkv.config import StoreConfig
 from ragkv.integrations.mcp import mount
 from ragkv.runtime import server_file
-from ragkv.store import open_store
+from ragkv.store.opening import open_store
 from tests.api.helpers import BARE, on_port
 from tests.api.serving import process
 from tests.cli.conftest import Run, documents, model_folder, run  # noqa: F401 - fixtures

@@ -19,9 +19,10 @@ from ragkv.errors import EntryDamagedError
 from ragkv.fusion import Fusor
 from ragkv.runtime import Claim
 from ragkv.scheduling.encoding import background as background_module
-from ragkv.store import DiskTier, EntryKey, Lease, MemoryTier
 from ragkv.store.durable import DurableTiers
+from ragkv.store.entry import EntryKey
 from ragkv.store.record import read_head
+from ragkv.store.tiers import DiskTier, Lease, MemoryTier
 from tests.engine.helpers import A, B, C, Q, close, counts, engine_of, full_prefill, ids, stored
 from tests.faults import raising
 from tests.scheduling.helpers import begin, until

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.scheduling.encoding.contexts import KEPT_CONTEXTS, NEUTRAL_TOKENS, neutral_ids
-from ragkv.store import Identity
+from ragkv.store.entry import Identity
 from tests import reference, tiny_models
 from tests.engine.helpers import A, B, C, Q, close, counts, stored, text_engine
 from tests.fixed import fixed
