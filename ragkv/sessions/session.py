@@ -47,10 +47,9 @@ class Session:
         # Guards `state`, `version` and the two fields below: a time to live may be set while a turn
         # runs. A turn or a deletion holds it for no disk or server.
         self._changing = threading.Lock()
-        self._is_replaced = (
-            False  # a new state is saved, or the state is deleted, before it changes
-        )
-        self._ttl_waits = False  # a time to live that was set meanwhile is to be saved after that
+        # whether the storage saves or deletes a state just now, which replaces `state` then
+        self._is_replaced = False
+        self._ttl_waits = False  # whether a time to live that was set meanwhile is saved after that
 
     @property
     def token_ids(self) -> tuple[int, ...]:
