@@ -34,7 +34,7 @@ from .prompt import (
     Task,
 )
 from .runtime import Claim, Closing, close_dropped, openmp
-from .runtime.arguments import check_kind
+from .runtime.outside import check_kind
 from .sessions import Session, Sessions, Turn
 from .store.store import Store
 from .types import Answer, Chunk, TokenEvent

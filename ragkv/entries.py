@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
-from .errors import QueueError
-from .prompt import ChunkLike, Intake, PrefixBlocks
+from .errors import InputError, QueueError
+from .prompt import ChunkLike, Intake, PrefixBlocks, chunks_among
 from .prompt.prompt import check_length
 from .runtime import Check, Rate, no_check, openmp, stop_of
 from .scheduling.encoding import LOG_EVERY_S, BackgroundEncoder, Encoder
@@ -81,7 +81,7 @@ class Entries:
 
     def keys(self, chunks: Sequence[ChunkLike]) -> list[EntryKey]:
         """The keys of the entries of `chunks`, whether they are stored or not."""
-        return [self.identity.key(chunk.token_ids) for chunk in self.intake.chunks(chunks)]
+        return [self.identity.key(chunk.token_ids) for chunk in self._chunks(chunks)]
 
     def has(self, token_ids: Sequence[int]) -> bool:
         """Whether an entry of this chunk is stored."""
@@ -254,11 +254,18 @@ class Entries:
             watch.note(keys)
         self.prefix_blocks.forget()  # they do not know which chunks are in them
 
+    def _chunks(self, chunks: Sequence[ChunkLike]) -> tuple[Chunk, ...]:
+        """Chunks that are checked. Raises `InputError`, also for a `Text`."""
+        pieces = self.intake.pieces(chunks)
+        if len(found := chunks_among(pieces)) < len(pieces):
+            raise InputError("A Text has no stored KV: give chunks, texts or token ids.")
+        return found
+
     def _encodable(self, chunks: Sequence[ChunkLike]) -> tuple[Chunk, ...]:
         """Chunks that are checked. Raises `PromptTooLongError` for one that does not fit the context
         behind the prefix.
         """
-        checked = self.intake.chunks(chunks)
+        checked = self._chunks(chunks)
         prefix = len(self.intake.runs.before_documents)
         for chunk in checked:
             check_length(prefix + len(chunk), 0, self.intake.context_length)

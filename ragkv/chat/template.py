@@ -17,7 +17,7 @@ from ragkv.config import MIB
 from ragkv.errors import InputError, UnsupportedError
 from ragkv.prompt.constraints import CallSyntax
 from ragkv.runtime import cached_by_bytes
-from ragkv.runtime.outside_text import cuts_between, markup_ids, pieces_of
+from ragkv.runtime.outside import boundaries_between, markup_ids, pieces_of
 
 from .tools import Tool, ToolCall, instructions, response_text, syntax_of
 
@@ -183,7 +183,7 @@ class Template:
                 f"The model's chat template does not begin this answer with {self.tail!r}."
             )
         pieces = text.split(_BOUNDARY)
-        return Rendered(self, tuple(messages), "".join(pieces), cuts_between(pieces))
+        return Rendered(self, tuple(messages), "".join(pieces), boundaries_between(pieces))
 
     def head(self, messages: Sequence[PlainMessage]) -> str:
         """The rendered text before the text of the last message."""

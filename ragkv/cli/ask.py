@@ -11,7 +11,7 @@ import typer
 from ragkv.config import ReuseMode
 from ragkv.errors import InputError
 from ragkv.runtime import seconds_of
-from ragkv.runtime.arguments import check_words
+from ragkv.runtime.outside import check_words
 from ragkv.types import PromptSpan, TokenEvent
 
 from . import output

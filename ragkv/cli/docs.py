@@ -12,7 +12,7 @@ import typer
 from ragkv.errors import InputError
 from ragkv.home import kept_at
 from ragkv.runtime import counted
-from ragkv.runtime.arguments import check_words
+from ragkv.runtime.outside import check_words
 
 from . import output
 from .options import (

@@ -16,12 +16,11 @@ from ragkv.model.decode.stopping import TextStream
 from ragkv.prompt.constraints import ResponseFormat
 from ragkv.prompt.history import History
 from ragkv.runtime import Claim
-from ragkv.runtime.arguments import check_kind
-from ragkv.runtime.outside_text import token_ids
+from ragkv.runtime.outside import check_kind, token_ids
 from ragkv.types import Chunk, Piece, Text
 
-from .prompt import Prompt, chunks_among, lay_out
-from .request import AnswerOptions, ChunkLike, PieceLike, PrefillOptions, Request
+from .prompt import Prompt, lay_out
+from .request import AnswerOptions, PieceLike, PrefillOptions, Request
 from .shared_model import SharedModel
 from .template import TemplateRuns
 
@@ -71,17 +70,8 @@ class Intake:
         )
         return self._checked(chunk)
 
-    def chunks(self, chunks: Sequence[ChunkLike]) -> tuple[Chunk, ...]:
-        """Chunks from chunks, texts and id sequences. Raises what `chunk` raises, and `InputError`
-        for a `Text`.
-        """
-        found = self.pieces(chunks)
-        if len(own := chunks_among(found)) < len(found):
-            raise InputError("A Text has no stored KV: give chunks, texts or token ids.")
-        return own
-
     def pieces(self, chunks: Sequence[PieceLike]) -> tuple[Piece, ...]:
-        """As `chunks`, with the `Text` among them. Raises what `chunk` raises."""
+        """Pieces from pieces, texts and id sequences. Raises what `chunk` raises."""
         check_kind("chunks", chunks, Iterable)
         if isinstance(chunks, str | Piece):
             raise InputError(

@@ -20,7 +20,7 @@ from ragkv.model.fingerprint import (
 )
 from ragkv.model.loading import DtypeChoice, load
 from ragkv.runtime import limit_kernel_caches
-from ragkv.runtime.arguments import check_kind
+from ragkv.runtime.outside import check_kind
 from ragkv.runtime.token_counter import TokenCounter
 from ragkv.scheduling import SharedCompute
 from ragkv.scheduling.encoding import Contexts

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ragkv.errors import UnsupportedModelError
-from ragkv.runtime.outside_text import markup_ids, token_ids
+from ragkv.runtime.outside import markup_ids, token_ids
 
 _MARKS = ("\u27e6ragkv-1\u27e7", "\u27e6ragkv-2\u27e7", "\u27e6ragkv-3\u27e7")
 

@@ -13,7 +13,7 @@ from pkgutil import resolve_name
 from ragkv.errors import ConfigError, InputError, ModelError
 from ragkv.registry import RETRIEVERS
 from ragkv.runtime import Check, Closing, no_check
-from ragkv.runtime.arguments import check_kind
+from ragkv.runtime.outside import check_kind
 
 from .embedders import HOW_TO_EMBED, NO_EMBEDDER, Embedder, Vectors
 from .filters import EVERYTHING, Condition, Where, condition_of

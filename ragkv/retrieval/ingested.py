@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ragkv.errors import DocumentError
-from ragkv.runtime.arguments import check_kind
+from ragkv.runtime.outside import check_kind
 from ragkv.types import brief
 
 from .passages import Metadata, Passage

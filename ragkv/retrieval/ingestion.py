@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from ragkv.errors import InputError, ModelError, StoreLockedError, StoreReadOnlyError
 from ragkv.runtime import Check, acquired, counted, no_check
-from ragkv.runtime.arguments import check_kind
+from ragkv.runtime.outside import check_kind
 
 from .embedders import NO_EMBEDDER, Embedder
 from .index_schema import put_fact, put_revision

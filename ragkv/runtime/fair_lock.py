@@ -254,9 +254,7 @@ class FairLock:
         self._entering()
 
     def share(self, tenants: Collection[str], seconds: float) -> None:
-        """Charge the last `seconds` to `tenants`, which names a tenant once for each of its rows.
-        The holder calls this.
-        """
+        """Charge the holder's last `seconds` to `tenants`, which names a tenant for each row."""
         with self._guard:
             assert self._holder is not None
             for tenant in tenants:
@@ -264,9 +262,7 @@ class FairLock:
             self._since += seconds
 
     def dismiss(self, waits: Iterable[Wait]) -> None:
-        """End these waits without the lock, because their work is done. They may not have begun
-        yet.
-        """
+        """End these waits without the lock: their work is done. They may not have begun yet."""
         with self._guard:
             for wait in waits:
                 wait.dismissed = True

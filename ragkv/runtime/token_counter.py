@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from .outside_text import token_ids
+from .outside import token_ids
 
 
 @dataclass(eq=False)

@@ -260,9 +260,7 @@ class Turn(Closing):
         return notes
 
     def _commit(self, change: Callable[[SessionState], SessionState]) -> None:
-        """Commit the session's state. Its notes that this turn's report has are dropped, unless this
-        raises.
-        """
+        """Commit the session's state, and drop the notes that this turn's report has."""
         # before the commit: the write that it begins may leave the same one again
         told = self._session.take_notes(self._task.prompt.notes)
         try:
@@ -317,9 +315,7 @@ class Turn(Closing):
         blocks.delete_unused_later(set(self._handover.keys) - blocks.keys(self._session.state))
 
     def _parts(self, answer: int, between: int) -> tuple[Part, ...]:
-        """The turn's own runs of tokens, by what they were. `answer` and `between` are the lengths of
-        those behind the prompt.
-        """
+        """The turn's runs of tokens. `answer` and `between` are the lengths of those after it."""
         prompt = self._task.prompt
         given_answer = len(self._task.request.given_answer)
         turn = len(self._before.turns)

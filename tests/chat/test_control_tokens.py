@@ -11,7 +11,7 @@ from tokenizers import AddedToken, normalizers
 
 from ragkv.chat import PlainMessage, ToolCall
 from ragkv.chat.template import Template
-from ragkv.runtime.outside_text import token_ids
+from ragkv.runtime.outside import token_ids
 from tests.toy_tokenizers import byte_tokenizer
 
 

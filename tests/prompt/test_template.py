@@ -7,7 +7,7 @@ import torch
 
 from ragkv.errors import InputError, UnsupportedModelError
 from ragkv.prompt.template import TemplateRuns, template_runs
-from ragkv.runtime.outside_text import token_ids
+from ragkv.runtime.outside import token_ids
 from tests.toy_tokenizers import BOS, byte_tokenizer
 
 CHATML = """{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\nYou are helpful.<|im_end|>\n' }}{% endif %}

@@ -25,7 +25,7 @@ from ragkv.retrieval import (
     resolve_embedder,
 )
 from ragkv.runtime import Check, Closing, no_check
-from ragkv.runtime.arguments import check_kind
+from ragkv.runtime.outside import check_kind
 from ragkv.types import Chunk, brief
 
 from .files import FileOptions, FileOutcome, FileReader, Progress, nothing_read

@@ -15,7 +15,7 @@ from ragkv.errors import InputError
 from ragkv.prompt import AnswerOptions, Request, check_names
 from ragkv.retrieval import Hit, Index, Passage, Where
 from ragkv.runtime import Check, Closing, no_check
-from ragkv.runtime.arguments import check_kind, check_words
+from ragkv.runtime.outside import check_kind, check_words
 from ragkv.sessions import Session
 from ragkv.types import Answer, Chunk, TokenEvent, brief
 

@@ -1,5 +1,5 @@
-"""Tokenizes text from outside without control tokens, so that no document or message can forge a
-turn.
+"""What comes from outside: arguments of callers are checked, and texts are tokenized without control
+tokens, so that no document or message can forge a turn.
 
 A tokenizer makes one token of a text such as "<|im_start|>", wherever it occurs. In text from
 outside, such a text is cut after its first character, and the parts are tokenized separately. A
@@ -15,6 +15,28 @@ from itertools import accumulate, chain, pairwise
 from typing import Any
 
 from ragkv.errors import InputError
+
+_IN_WORDS = {
+    "str": "a text",
+    "int": "a whole number",
+    "float": "a number",
+    "NoneType": "None",
+    "Iterable": "a list",
+}
+
+
+def check_kind(name: str, value: object, *kinds: type) -> None:
+    """Raise `InputError` unless what a caller gave as `name` is of one of `kinds`."""
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        wanted = " or ".join(_IN_WORDS.get(kind.__name__, kind.__name__) for kind in kinds)
+        raise InputError(f"{name} must be {wanted}, not {value!r:.80}.")
+
+
+def check_words(name: str, value: object) -> None:
+    """Raise `InputError` unless what a caller gave as `name` is a text that is not blank."""
+    check_kind(name, value, str)
+    if not str(value).strip():
+        raise InputError(f"The {name} is empty. Give at least one word.")
 
 
 def markup_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
@@ -55,11 +77,11 @@ def pieces_of(tokenizer: Any, text: str) -> list[str]:
     normal = text if text.isascii() else unicodedata.normalize("NFKC", text)
     if normal != text and len(control.findall(text)) < len(control.findall(normal)):
         text = normal  # a tokenizer that normalizes would make control tokens of another writing
-    cuts = [match.start() + 1 for match in control.finditer(text)]
-    return [text[start:end] for start, end in pairwise((0, *cuts, len(text)))]
+    boundaries = [match.start() + 1 for match in control.finditer(text)]
+    return [text[start:end] for start, end in pairwise((0, *boundaries, len(text)))]
 
 
-def cuts_between(pieces: list[str]) -> tuple[int, ...]:
+def boundaries_between(pieces: list[str]) -> tuple[int, ...]:
     """Where the pieces behind the first one begin in their joined text."""
     return tuple(accumulate(map(len, pieces[:-1])))
 
