@@ -33,7 +33,7 @@ POLICIES = {
     "t-lru-guarded": "ragkv.store.policies.t_lru:GuardedTLRU",
 }
 
-# Which tokens of a history are dropped when it is too long: functions of a `View`.
+# What is dropped of a history that is too long: functions of a `View` that return ranges of tokens.
 DISCARDING_LISTS = {
     "keep-dialogue": "ragkv.prompt.history.truncation:keep_dialogue",
     "oldest": "ragkv.prompt.history.truncation:oldest",

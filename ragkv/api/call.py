@@ -4,8 +4,8 @@
 2. FastAPI checks its body (`bodies/`), and gives the route (`routes/`) an `ApiCall`.
 3. The route asks the call for an answer (`answer`, `stream`), or for work on data: what ingests,
    searches, embeds and lists (`on_thread`, `on_tenant`, `on_collection`).
-4. Each kind has a pool (`work.py`), which refuses the request or accepts it, with a `Claim` that
-   ends at its deadline or when its client leaves, and runs it on a thread.
+4. Each kind has a pool (`work.py`), which refuses the request, or accepts it and runs it on a
+   thread. Its `Claim` ends at its deadline or when its client leaves.
 5. The thread opens the tenant (`tenants.py`). Work on data pauses while answers run, and is repeated
    on a full disk when KV has given way. An answer is an `AnswerJob` (`answers.py`): passages are
    found, and the tenant's engine answers.

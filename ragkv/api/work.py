@@ -78,8 +78,8 @@ def pausing_check(claim: Claim, wait_idle: WaitIdle, at_work: Callable[[], int])
     and raises as `claim`.
 
     `wait_idle` waits while answers run (`IdleTime.wait_idle`), `at_work` tells how many requests do
-    work on data. All of them together compute for about 1 / (1 + PAUSE_SHARE) of the time, a fifth
-    of a core, while answers run; and each still comes to an end.
+    work on data. While answers run, all of them together compute for about 1 / (1 + PAUSE_SHARE) of
+    the time, a fifth of a core. So each still comes to an end.
     """
     began = resumed = time.thread_time()
 

@@ -206,9 +206,9 @@ def _front(
 
 
 def choose_early(profile: Profile, shape: Shape, loads: Sequence[Load], ratio: float) -> Decision:
-    """How many tokens to recompute while a question that asks waits for the lower layers: as many
-    steps of the grid as begin within that wait, and cost at most `DELAY` together.
+    """How many tokens to recompute while a question that asks waits for the lower layers.
 
+    The steps of the grid that are taken begin within that wait, and cost at most `DELAY` together.
     In the lower layers they cost no time. They are computed in the upper layers, too, so the first
     token comes a little later.
     """

@@ -16,7 +16,8 @@ from .gate_result import GateResult, gated
 class Method:
     """How one request wants its prompt computed, before the prompt is known."""
 
-    # recompute ratio in [0, 1]; r*, the least choice, if the controller chooses; 0 unless KV is fused
+    # The recompute ratio in [0, 1]. If the controller chooses, this is r*, its least choice. 0 unless
+    # KV is fused.
     ratio: float
     selector: Selector
     reuse: ReuseMode

@@ -35,8 +35,8 @@ class Drafts:
         self._length = FIRST_DRAFTS
         self._plain_s = 0.0  # time of a step without drafts; 0 before the first such step
         self._lost_s = 0.0  # time that all steps with drafts lost so far
-        # Time that the next step with drafts loses if all of them are wrong: the least by which a
-        # step with drafts took longer than a step without.
+        # Time that the next step with drafts loses if all of them are wrong. It is the least time
+        # that drafts have added to a step so far.
         self._risk_s = 0.0
         self.proposed = self.accepted = 0
 

@@ -45,7 +45,7 @@ class Rate:
 
 
 def seconds_of(text: str) -> float:
-    """The seconds of such as 90, 90s, 10m or 2h. Raises `ConfigError`."""
+    """Parse a duration such as "90", "90s" or "2h", in seconds. Raises `ConfigError`."""
     number, unit = (text[:-1], text[-1:]) if text[-1:] in ("s", "m", "h") else (text, "s")
     try:
         return float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
@@ -60,7 +60,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Such as 8 s, 3 min 20 s or 2 h 5 min."""
+    """A duration in words, such as "3 min 20 s"."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -88,8 +88,10 @@ class HistoryBlocks:
                 self._copying.remove(keys)
 
     def delete_unused(self, keys: Iterable[EntryKey] = ()) -> None:
-        """Delete the blocks of these keys that are not in use, and those that could not be deleted
-        before: a tier failed, or the server that replicas share did not say what is in use.
+        """Delete the blocks of these keys that are not in use.
+
+        Blocks that could not be deleted before are tried again: a tier failed, or the server that
+        replicas share did not say what is in use.
         """
         with self._lock:
             dropped = self._undeleted.union(keys)

@@ -234,8 +234,9 @@ class Sessions(Closing):
             session.deleted = True
 
     def in_background(self, action: Callable[[], object]) -> bool:
-        """Run `action` once the blocks so far are saved, on the thread that saves them; `False` if it
-        will not run: the engine is being closed, or the system has no thread to give.
+        """Run `action` on the thread that saves blocks, once the blocks so far are saved.
+
+        `False` if it will not run: the engine is being closed, or the system has no thread to give.
         """
         return self.blocks.writer.then(action)
 

@@ -178,11 +178,11 @@ class DeletionJournal:
 class DeletionFollower(Closing):
     """Keeps one engine's store true to the journal of its tenant, which it reads every `POLL_S`.
 
-    A note is applied twice: when it is first seen, and at the next look, because a request that
-    retrieved the text just before its deletion may have stored its KV in between. How far this
-    replica is stands in its KV directory; it never says more than was done, so a kill repeats work
-    and skips none. While shared storage is away, the entries are deleted on this machine, and the
-    position stays until they are deleted there too.
+    A note is applied when it is first seen, and again at the next look. A request that retrieved
+    the text just before its deletion may have stored its KV in between. The position is stored in
+    the KV directory after the work is done. After a kill, work may repeat but is never skipped.
+    While shared storage is away, the entries are deleted on this machine, and the position stays
+    until they are deleted there too.
     """
 
     def __init__(

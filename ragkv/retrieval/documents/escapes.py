@@ -18,7 +18,7 @@ _MORE_ORDERS = re.compile(r"\x1b[NO].|\x1bX[^\x1b]*\x1b\\")
 _OF_8_BITS = re.compile(r"\x9b[0-9;?]+[A-Za-z]")
 _C1 = range(0x80, 0xA0)
 _AS_ORDERS = {code: f"\x1b{chr(code - 0x40)}" for code in _C1}
-# In other texts they are letters and quotes of windows-1252 that were read as ISO 8859-1.
+# Other texts mean letters and quotes of windows-1252 by these codes, read as ISO 8859-1.
 _AS_LETTERS = {code: bytes([code]).decode("cp1252", "ignore") for code in _C1}
 _SHOWN = {0x0B: "\n", 0x0C: "\n", 0x1C: "\n", 0x1D: "\n", 0x1E: "\n", 0x1F: " "}
 _PLAIN_CONTROLS = {**dict.fromkeys([*range(0x09), *range(0x0E, 0x20), 0x7F], ""), **_SHOWN}
@@ -35,7 +35,7 @@ _NESTED = re.compile(
     r"(?<!\\)\\{2,}+(u[dD][89abAB][0-9a-fA-F]{2}\\++u[dD][c-fC-F][0-9a-fA-F]{2}|u[0-9a-fA-F]{4})"
 )
 _LITERAL = re.compile(r'(?<!\\)"(?:[^"\\\n]|\\.)*+"')
-# What stands before or behind the value of a field, or an argument.
+# The characters around the value of a field, or around an argument.
 _BEFORE_VALUE = (":", "=", "(", "[", "{", ",")
 _BEHIND_VALUE = (":", ",", ")", "]", "}")
 _REFERENCE = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")

@@ -98,8 +98,9 @@ def _script(text: str, place: Place, before: str, after: str) -> str:
 
 
 def raised(text: str, before: str) -> str:
-    """A superscript after the text `before`: "6" is "^6", "n+1" is "^(n+1)", "st" stays as it is
-    behind a number, and "[2]" as it is.
+    """A superscript after the text `before`: "6" becomes "^6", and "n+1" becomes "^(n+1)".
+
+    The ending of a number, such as "st", and a mark such as "[2]" stay as they are.
     """
     endings = ORDINALS if before[-1:].isdigit() else ENDINGS if before[-1:].isalpha() else ()
     is_bracketed = text.startswith("[") and text.endswith("]")

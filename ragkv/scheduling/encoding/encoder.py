@@ -7,9 +7,9 @@ changes the identity of entries. With an empty one, chunks are encoded directly 
 in the papers. An entry holds neither the prefix's KV nor the neutral text's.
 
 After a cache miss a chunk is encoded here in the background. The KV that the request computed is
-not stored under the chunk's key, because it saw the context of that prompt. (CacheBlend sections
-5.1 and 6, "Managing KV cache", store what the request computed.) Several chunks go through the
-model together, because few rows take nearly as long as many (`model/token_runs.py`).
+not stored under the chunk's key, because it saw the context of that prompt. CacheBlend stores what
+the request computed (sections 5.1 and 6, "Managing KV cache"). Several chunks go through the model
+together, because few rows take nearly as long as many (`model/token_runs.py`).
 """
 
 from collections.abc import Callable, Sequence
