@@ -29,12 +29,7 @@ FORMAT_VERSION = 5  # of KV and of identities; `RECORD_VERSION` is that of the b
 _KEY_TEXT = re.compile(r"[0-9a-f]{64}")
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 # The fields of an identity that stored JSON calls otherwise.
-_STORED_AS = {
-    "rope_parameters": "rope",
-    "lora": "adapter",
-    "seen_digest": "context",
-    "neutral": "behind",
-}
+_STORED_AS = dict(rope_parameters="rope", lora="adapter", seen_digest="context", neutral="behind")
 _GROUP = re.compile(r"[\w-]{0,64}", re.ASCII)  # it is a part of a file's name
 
 
@@ -94,14 +89,11 @@ class Identity:
         return _CANONICAL.encode(self.stored_fields())
 
     def stored_fields(self) -> dict[str, Any]:
-        """The fields under the names that stored entries, and servers of other versions, know.
-        Older entries lack `behind`, so an empty one is left out.
+        """The fields under the names that entries and servers of other versions know. These lack
+        `behind` if it is empty.
         """
-        names = [field.name for field in fields(self)]
-        named = {_STORED_AS.get(name, name): getattr(self, name) for name in names}
-        if not self.neutral:
-            del named["behind"]
-        return named
+        names = [one.name for one in fields(self) if one.name != "neutral" or self.neutral]
+        return {_STORED_AS.get(name, name): getattr(self, name) for name in names}
 
     @staticmethod
     @functools.lru_cache(maxsize=64)  # a request reads one for every entry
