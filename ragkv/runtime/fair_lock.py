@@ -222,18 +222,14 @@ class FairLock:
         return wait.granted
 
     def release(self, coming_back: bool = False) -> None:
-        """Hand the lock on. `coming_back`: `leaving` is not called, because this thread will be
-        back soon and alone.
-        """
+        """Hand the lock on; without `leaving` if this thread is `coming_back` soon and alone."""
         if not coming_back:
             self._leaving()
         with self._guard:
             self._hand_on()
 
     def give_way(self) -> None:
-        """Let tenants that used less go first, and wait for the lock again; the holder calls this
-        at a good moment.
-        """
+        """Let tenants that used less go first, then hold the lock again. The holder calls this."""
         if not self._waiting:  # read without a lock: usually no other thread waits
             return
         with self._guard:
