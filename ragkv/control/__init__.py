@@ -9,5 +9,6 @@ from .method import Method, Methods
 from .present_profile import PresentProfile
 from .profile import Profile
 from .profiler import Profiler
+from .reasons import Why
 
-__all__ = ["Controller", "Method", "Methods", "PresentProfile", "Profile", "Profiler"]
+__all__ = ["Controller", "Method", "Methods", "PresentProfile", "Profile", "Profiler", "Why"]

@@ -9,7 +9,7 @@ from .estimators import load_s, ttft_s
 from .method import Method
 from .present_profile import COMPUTE, PresentProfile
 from .profile import Profile, TierSpeed
-from .reasons import Reason
+from .reasons import Why
 from .shape import Shape, loads_of
 
 
@@ -32,7 +32,7 @@ def decided(
         loads = [replace(one, fixed=one.fixed or one.tier not in speeds) for one in loads]
         decision = choose_computed(profile, shape, loads, method.ratio)
     computed = [spans[index] for index in decision.computed_loads]
-    plan = plan.computing(computed, Reason.SLOWER if decision.pays else Reason.NO_GAIN)
+    plan = plan.computing(computed, Why.SLOWER if decision.pays else Why.NO_GAIN)
     return plan, Recompute(
         method.selector,
         decision.ratio,

@@ -13,7 +13,7 @@ from ragkv.fusion import PassResult, Plan, Recompute, Selector, SpanState, budge
 from .by_profile import compare, decided
 from .method import Method, Methods
 from .present_profile import PresentProfile
-from .reasons import Reason
+from .reasons import Reason, Why
 
 # Without a profile, a prompt is computed whole if fusing computes so much of it: small passes
 # take longer for each row, and placing comes on top.
@@ -60,7 +60,7 @@ class Controller:
         share = rows_share(plan, method.selector, method.ratio, self.present.adapter.layer_count)
         reason = Reason.UNPROFILED.format(ratio=method.ratio, error=error)
         if fused and share > MOST_ROWS:
-            plan = plan.computing(fused, Reason.NO_GAIN)
+            plan = plan.computing(fused, Why.NO_GAIN)
             tokens = plan.token_ids.numel()
             reason = Reason.MOST_ROWS.format(tokens=tokens, share=share, error=error)
         return plan, Recompute(method.selector, method.ratio, reasons=(reason,))

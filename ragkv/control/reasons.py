@@ -1,10 +1,12 @@
-"""Why the controller decided as it did: one table of the sentences that a report shows."""
+"""Why a prompt is computed as it is: the sentences that a report shows."""
 
 from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """A reason; its value is the sentence, with places for numbers (`Reason.X.format(...)`)."""
+    """Why the controller decided as it did. The values are sentences with places for numbers
+    (`Reason.X.format(...)`).
+    """
 
     # the ratio
     UNPROFILED = "ratio {ratio:.0%} = r*: {error}"
@@ -39,8 +41,21 @@ class Reason(StrEnum):
         "takes {loading} from {tier}, {computing} to compute (first token {first}, loading all "
         "{loading_all})"
     )
-    # why one chunk is not reused
-    SLOWER = "computing is quicker than loading the stored KV"
-    NO_GAIN = "reuse would bring the first token no sooner"  # nor that of any other chunk
     # the profile
     CORRECTED = "corrected: lately times were those of the profile by {factors}"
+
+
+class Why(StrEnum):
+    """Why a part of a prompt is computed and not reused. The values are the report's sentences."""
+
+    FULL_RECOMPUTE = "the request asks for a full recompute"
+    ONLY_EXACT = "the request asks for exact reuse, and no earlier prompt began like this one"
+    MISSED = "no usable KV was stored yet"
+    DAMAGED = "the stored KV could not be read; if it is damaged, it is made again"
+    LEADING = "the first tokens of a prompt are computed"
+    OTHER_PREFIX = "it stood behind another prefix"
+    OTHER_FREQUENCIES = "the RoPE frequencies changed"
+    WAS_INEXACT = "it was not exact"
+    LOST = "its block was lost"
+    SLOWER = "computing is quicker than loading the stored KV"
+    NO_GAIN = "reuse would bring the first token no sooner"  # nor that of any other chunk

@@ -10,11 +10,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from enum import StrEnum
 
 import torch
 
-from ragkv.control import Method
+from ragkv.control import Method, Why
 from ragkv.fusion import Plan, Span, SpanKind, SpanState
 from ragkv.prompt.history import Block, exact_blocks
 from ragkv.store.entry import ids_digest
@@ -27,20 +26,6 @@ from .prompt import Prompt
 # The first tokens of the prompt's first chunk are computed in place. There they are the prompt's
 # attention sinks, and the stored KV has seen others (docs/research/selection.md).
 LEADING_TOKENS = 64
-
-
-class Why(StrEnum):
-    """Why KV is computed and not reused. The values are the report's sentences."""
-
-    FULL_RECOMPUTE = "the request asks for a full recompute"
-    ONLY_EXACT = "the request asks for exact reuse, and no earlier prompt began like this one"
-    MISSED = "no usable KV was stored yet"
-    DAMAGED = "the stored KV could not be read; if it is damaged, it is made again"
-    LEADING = "the first tokens of a prompt are computed"
-    OTHER_PREFIX = "it stood behind another prefix"
-    OTHER_FREQUENCIES = "the RoPE frequencies changed"
-    WAS_INEXACT = "it was not exact"
-    LOST = "its block was lost"
 
 
 def wanted_spans(prompt: Prompt, method: Method, rope_digest: str) -> list[Span]:

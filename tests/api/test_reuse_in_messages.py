@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 
 from ragkv import Engine
 from ragkv.api.settings import LimitsConfig
-from ragkv.prompt.planning import Why
+from ragkv.control import Why
 from ragkv.retrieval import Document
 from tests.chat.prompt_templates import TEMPLATES, passages
 

@@ -17,7 +17,7 @@ from ragkv.control import decision
 from ragkv.control.gate_result import GateResult, Point, Tolerance
 from ragkv.control.present_profile import FORGET_S, OUTCOMES
 from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
-from ragkv.control.reasons import Reason
+from ragkv.control.reasons import Why
 from ragkv.errors import ProfileError
 from ragkv.fusion import PassResult, Plan, Recompute
 from ragkv.fusion.selectors import Attention
@@ -119,10 +119,10 @@ def test_the_report_says_whether_loading_is_slow_or_fusing_does_not_pay(
         return {span.why for span in spans if span.kind == "chunk" and span.chunk}
 
     with filed(tmp_path / "slow", disk_token_s=1.0) as made:
-        assert whys(made) == {Reason.SLOWER}
+        assert whys(made) == {Why.SLOWER}
     monkeypatch.setattr(decision, "pays", lambda *_: False)
     with filed(tmp_path / "no gain", disk_token_s=0.004) as made:
-        assert whys(made) == {Reason.NO_GAIN}
+        assert whys(made) == {Why.NO_GAIN}
 
 
 def test_slow_chunks_are_computed_without_counting_as_misses_or_being_stored_again(
