@@ -173,32 +173,18 @@ class FairLock:
         finally:
             self.release()
 
-    @contextmanager
-    def hold_if_free(self) -> Iterator[bool]:
-        """Hold the lock inside the block, if no thread has it; whether this one has."""
-        with self._guard:
-            is_held = self._holder is None
-            if is_held:
-                wait = Wait()
-                self._waiting.begin(wait.tenant)
-                self._grant(wait)
-        if is_held:
-            self._entering()
-        try:
-            yield is_held
-        finally:
-            if is_held:
-                self.release()
-
-    def acquire(self, wait: Wait | None = None, check: Check = no_check) -> bool:
-        """Wait for the lock. `True` once it is granted; `False` if `wait` was dismissed instead.
+    def acquire(
+        self, wait: Wait | None = None, check: Check = no_check, *, waits: bool = True
+    ) -> bool:
+        """Wait for the lock, unless not `waits`. `True` once it is granted; `False` if another
+        thread holds it then, or `wait` was dismissed.
 
         `check` is called repeatedly while this thread waits; an error that it raises ends the wait.
         """
         wait = wait or Wait()
         try:
             with self._guard:
-                if wait.dismissed:
+                if wait.dismissed or (self._holder is not None and not waits):
                     return False
                 if self._holder is None:
                     self._waiting.begin(wait.tenant)

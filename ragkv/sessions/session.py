@@ -210,9 +210,11 @@ class Session:
         """Refresh a session that is only read. If a turn of it runs, the next one refreshes it.
         Raises `SessionUnavailableError`.
         """
-        with self.lock.hold_if_free() as is_held:
-            if is_held:
+        if self.lock.acquire(waits=False):
+            try:
                 self._refresh()
+            finally:
+                self.lock.release()
 
     def commit(self, change: Callable[[SessionState], SessionState]) -> None:
         """Change the state, save it, and delete the blocks that no history has any more. The caller

@@ -218,9 +218,7 @@ def test_a_dismissed_wait_does_not_enter() -> None:
 
 def test_a_free_lock_is_held_at_once_and_another_one_is_not_waited_for() -> None:
     lock = FairLock()
-    with lock.hold_if_free() as is_held:
-        assert is_held and lock.is_mine
-        with lock.hold_if_free() as is_held_twice:
-            assert not is_held_twice
-        assert lock.held
+    assert lock.acquire(waits=False) and lock.is_mine
+    assert not lock.acquire(waits=False) and lock.held
+    lock.release()
     assert not lock.held
