@@ -28,7 +28,7 @@ from benchmarks.real_sets import Asked, questions
 from benchmarks.rows import Row, Rows, markdown
 from ragkv import Answer, Engine, EngineConfig
 from ragkv.config import ControllerConfig, PromptConfig
-from ragkv.retrieval.rag import Corpus, Rag
+from ragkv.rag import Corpus, Rag
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SYSTEM = "Use the passages to answer the question in one short sentence."

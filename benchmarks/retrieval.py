@@ -24,8 +24,8 @@ from benchmarks import report
 from benchmarks.real import NO_DATA
 from benchmarks.real_sets import half_of, questions
 from benchmarks.sets import questions as sets_folder
+from ragkv.rag.follow_ups import follow_up
 from ragkv.retrieval import Document, Embedder, Hit, Index, Splitter, resolve_embedder
-from ragkv.retrieval.rag.follow_ups import follow_up
 from ragkv.runtime.words import words
 
 FIRST = (1, 4, 6, 10)

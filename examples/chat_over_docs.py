@@ -16,7 +16,7 @@ from pathlib import Path
 from ragkv import Engine, EngineConfig
 from ragkv.config import SessionConfig
 from ragkv.model.loading import load
-from ragkv.retrieval.rag import Corpus, Rag
+from ragkv.rag import Corpus, Rag
 
 HERE = Path(__file__).parent
 

@@ -32,7 +32,7 @@ from ragkv.runtime import examples
 from ragkv.types import Answer, Chunk
 
 if TYPE_CHECKING:
-    from ragkv.retrieval.rag import Rag
+    from ragkv.rag import Rag
 
 _NEW_TOKENS = 32
 # `_PASSAGES` of `_CHUNK_TOKENS` are read as well as passages of 128 tokens, which homes of smollm2
@@ -85,7 +85,7 @@ def _opened(home: Path, model: str, stack: ExitStack) -> "Rag":
     with output.working("loading the model"), output.quiet("ragkv.retrieval"):
         from ragkv.engine import Engine
         from ragkv.model.loading import quiet_transformers
-        from ragkv.retrieval.rag import Corpus, Rag
+        from ragkv.rag import Corpus, Rag
 
         quiet_transformers()
         engine = stack.enter_context(

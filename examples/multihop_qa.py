@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 
 from ragkv import Answer, Engine, EngineConfig, StoreConfig
+from ragkv.rag import Corpus, Rag
 from ragkv.retrieval import resolve_embedder
-from ragkv.retrieval.rag import Corpus, Rag
 
 HERE = Path(__file__).parent
 QUESTIONS = {

@@ -20,15 +20,15 @@ from .types import Answer, Chunk, Citation, PromptSpan, Reuse, Text, Timing, Tok
 if TYPE_CHECKING:
     from .engine import Engine
     from .prompt.constraints import ResponseFormat
-    from .retrieval.rag import Corpus, Rag
+    from .rag import Corpus, Rag
     from .sessions import Session
 
 __version__ = "0.1.0"
 
 _LAZY = {
-    "Corpus": ".retrieval.rag",
+    "Corpus": ".rag",
     "Engine": ".engine",
-    "Rag": ".retrieval.rag",
+    "Rag": ".rag",
     "ResponseFormat": ".prompt.constraints",
     "Session": ".sessions",
 }

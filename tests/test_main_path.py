@@ -20,7 +20,7 @@ import pytest
 import ragkv
 from ragkv import Engine, EngineConfig
 from ragkv.config import ControllerConfig
-from ragkv.retrieval.rag import Corpus, Rag
+from ragkv.rag import Corpus, Rag
 from tests.api.helpers import BARE, app_on, client_of, engine_of, filled
 from tests.reader import READER
 from tests.retrieval.fakes import HashEmbedder

@@ -10,8 +10,8 @@ import pytest
 from ragkv import Answer, Chunk, Engine, Reuse, Timing
 from ragkv.entries import EncodeReport
 from ragkv.errors import InputError
+from ragkv.rag import Corpus, Rag, RagAnswer, RagIngestReport
 from ragkv.retrieval import Document, Hit, IngestReport, Passage
-from ragkv.retrieval.rag import Corpus, Rag, RagAnswer, RagIngestReport
 from tests.engine.helpers import engine_of
 from tests.reader import READER
 

@@ -19,7 +19,7 @@ from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
 
-from ragkv.retrieval.rag import Rag
+from ragkv.rag import Rag
 from ragkv.runtime import Check, Claim
 from ragkv.types import Reuse, Timing
 

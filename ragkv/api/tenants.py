@@ -20,8 +20,8 @@ from ragkv.config import TENANT, EngineConfig
 from ragkv.engine import Engine
 from ragkv.errors import InputError, SessionUnavailableError
 from ragkv.home import KnownHome
+from ragkv.rag import Corpus, splitter_of
 from ragkv.retrieval import Embedder, Splitter
-from ragkv.retrieval.rag import Corpus, splitter_of
 from ragkv.runtime import Check, Closing, OpenPool, acquired, make_private_folder, no_check
 from ragkv.runtime.processor import cores
 from ragkv.scheduling import IdleTime

@@ -96,7 +96,7 @@ def gc(options: EngineOptions, as_json: AsJson = False) -> None:
     if not any((options.home / folder).is_dir() for folder in ("collections", "tenants")):
         require_index(options.home)
     with options.engine(brief=True) as engine:
-        from ragkv.retrieval.rag import sweep
+        from ragkv.rag import sweep
 
         freed = engine.entries.gc()
         deleted = sweep(engine, options.home)

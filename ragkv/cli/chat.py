@@ -34,8 +34,8 @@ from .running_server import request, served_answer, server_of
 if TYPE_CHECKING:
     from ragkv.engine import Engine
     from ragkv.prompt import AnswerOptions
+    from ragkv.rag import Rag
     from ragkv.retrieval import Hit
-    from ragkv.retrieval.rag import Rag
     from ragkv.runtime.server_file import ServerAddress
     from ragkv.sessions import Session
 

@@ -16,7 +16,7 @@ from .output import console, print_json, print_note
 
 if TYPE_CHECKING:
     from ragkv.control.gate_result import GateResult, Tolerance
-    from ragkv.retrieval.rag import Rag
+    from ragkv.rag import Rag
 
 
 Questions = Annotated[

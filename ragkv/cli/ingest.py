@@ -31,8 +31,8 @@ from .running_server import server_of
 
 if TYPE_CHECKING:
     from ragkv.entries import EncodeReport
+    from ragkv.rag import FileOptions, FileProgress, Rag, RagIngestReport
     from ragkv.retrieval import IngestReport
-    from ragkv.retrieval.rag import FileOptions, FileProgress, Rag, RagIngestReport
     from ragkv.runtime.server_file import ServerAddress
 
 STATUSES = ("added", "changed", "moved", "unchanged", "gone", "deleted", "ignored", "failed")
@@ -89,9 +89,9 @@ def ingest(
     server = server_of(options.home, options.model) if options.uses_server_settings else None
     if server is None:
         options.check_writable()
+    from ragkv.rag import FileOptions
     from ragkv.retrieval import ParseLimits
     from ragkv.retrieval.documents.alone import LoneParser
-    from ragkv.retrieval.rag import FileOptions
 
     began = time.monotonic()
     with (
@@ -147,7 +147,7 @@ def _check(paths: Sequence[Path], prune: bool, encoding: str | None) -> None:
 
 def _end(paths: Sequence[Path], report: "RagIngestReport", was_interrupted: bool) -> None:
     """Raise what the exit status says: that nothing was read, a file failed, or it was stopped."""
-    from ragkv.retrieval.rag import nothing_read
+    from ragkv.rag import nothing_read
 
     if (problem := nothing_read(paths, report.files)) is not None:
         raise DocumentError(problem)
@@ -227,7 +227,7 @@ def _indexed(
 
     # Failures are in the report; pypdf's warnings do not name the file.
     with (
-        output.quiet("ragkv.retrieval.rag.files"),
+        output.quiet("ragkv.rag.files"),
         output.quiet("pypdf"),
         output.progress("reading") as show,
     ):

@@ -24,7 +24,7 @@ from .output import print_note, working
 if TYPE_CHECKING:
     from ragkv.engine import Engine
     from ragkv.prompt import AnswerOptions
-    from ragkv.retrieval.rag import Rag
+    from ragkv.rag import Rag
 
 # Commands that run in the folder of this file take their settings from it.
 FILE = Path("ragkv.toml")
@@ -291,7 +291,7 @@ class EngineOptions:
             # from other packages; the user cannot fix them
             warnings.simplefilter("ignore", DeprecationWarning)
             with working("loading the embedder"), loading_objects():
-                from ragkv.retrieval.rag import Corpus, Rag
+                from ragkv.rag import Corpus, Rag
 
                 corpus = Corpus.open(
                     self.home,

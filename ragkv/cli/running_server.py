@@ -2,7 +2,7 @@
 
 Only a server on this machine is asked, and only if it needs no key. A key has documents of its own,
 which are not those of the home. If anything goes wrong, the command reads the home itself. This
-module loads neither torch nor `ragkv.retrieval.rag`, because loading them takes most of a command's
+module loads neither torch nor `ragkv.rag`, because loading them takes most of a command's
 time.
 """
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ragkv.errors import InputError
 from ragkv.lab.gate import NEXT_TOKENS, Probe
-from ragkv.retrieval.rag.rag import DEFAULT_K, Rag
+from ragkv.rag.rag import DEFAULT_K, Rag
 
 MOST_PROMPTS = 200  # made of documents, at most; questions are all used
 # Chunks of a prompt, at least: the first tokens of its first one are computed.

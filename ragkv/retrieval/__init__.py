@@ -4,7 +4,7 @@
     report = index.writer.ingest(Document(name, text) for name, text in texts.items())
     hits = index.search("who wrote it?", k=5, where={"year": {"gte": 2000}})
 
-`ragkv.retrieval.rag` reads files and folders. This package knows no model, no engine and no KV.
+`ragkv.rag` reads files and folders into it. This package knows no engine, no prompt and no KV.
 Without any extra it retrieves by BM25. Dense retrieval needs `ragkv[dense]` and an embedder.
 """
 

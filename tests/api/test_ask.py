@@ -9,8 +9,8 @@ from ragkv import Engine, EngineConfig
 from ragkv.api.bodies.resources import SourceBody
 from ragkv.api.sources import citations_of, cited_sources
 from ragkv.config import R_STAR
+from ragkv.rag import Corpus, Rag
 from ragkv.retrieval import Document
-from ragkv.retrieval.rag import Corpus, Rag
 from tests.retrieval import sample_files
 from tests.retrieval.fakes import HashEmbedder
 

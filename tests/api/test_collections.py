@@ -20,8 +20,8 @@ from ragkv.api.keys import ANONYMOUS, KeyFile
 from ragkv.api.settings import LimitsConfig
 from ragkv.api.tenants import Tenant
 from ragkv.errors import CancelledError, DeadlineError
+from ragkv.rag import Corpus, Rag
 from ragkv.retrieval import Document, IngestReport
-from ragkv.retrieval.rag import Corpus, Rag
 from ragkv.runtime import Check, no_check
 from ragkv.scheduling.encoding import BackgroundEncoder
 from tests.retrieval.fakes import HashEmbedder

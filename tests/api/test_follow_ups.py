@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from ragkv.retrieval.rag.follow_ups import BEFORE_CHARS, follow_up, question_before
+from ragkv.rag.follow_ups import BEFORE_CHARS, follow_up, question_before
 from tests.engine.helpers import text_engine
 
 from .helpers import FACTS, filled

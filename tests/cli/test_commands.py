@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ragkv.config import StoreConfig
-from ragkv.retrieval.rag import Rag
+from ragkv.rag import Rag
 from ragkv.store.opening import open_store
 
 from .conftest import Run

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ragkv.cli import output
+from tests.rag import forty_files
 from tests.retrieval import sample_files
-from tests.retrieval.rag import forty_files
 
 from .conftest import Run
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ragkv.retrieval.rag import Corpus
+from ragkv.rag import Corpus
 
 from .conftest import Run
 

@@ -171,7 +171,7 @@ from ragkv.cli import output, running_server
 served = running_server.served_answer({found!r})
 assert output.place(served.hits[0].passage) == "c (page 2)" and served.answer.reuse.notes == ("x",)
 assert served.answer.citations[0].chunk == 0 and served.answer.spans[0].chunk == 0
-assert "torch" not in sys.modules and "ragkv.retrieval.rag" not in sys.modules
+assert "torch" not in sys.modules and "ragkv.rag" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -12,7 +12,7 @@ PROGRAM = """
 import sys
 from ragkv.store.opening import open_store
 from ragkv.config import EngineConfig, RedisConfig, StoreConfig
-from ragkv.retrieval.rag import Corpus, Rag
+from ragkv.rag import Corpus, Rag
 from ragkv.store.store import Store
 
 home, model, url = sys.argv[1:]

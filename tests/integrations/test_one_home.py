@@ -15,8 +15,8 @@ import pytest
 from ragkv import EngineConfig, PromptConfig
 from ragkv.errors import ConfigError, RagKVError
 from ragkv.home import KnownHome
+from ragkv.rag import Corpus, Rag
 from ragkv.retrieval import Document
-from ragkv.retrieval.rag import Corpus, Rag
 from tests.reader import READER
 
 QUESTION = "Where does Ada Quill live?"

@@ -12,8 +12,8 @@ from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.errors import InputError
 from ragkv.lab.gate import gate
 from ragkv.lab.gate_prompts import gate_prompts, read_questions
+from ragkv.rag import Corpus, Rag
 from ragkv.retrieval import Document
-from ragkv.retrieval.rag import Corpus, Rag
 from tests.cli.conftest import model_folder  # noqa: F401 - a fixture
 
 WORDS = ("mill", "town", "paper", "rope", "quill")

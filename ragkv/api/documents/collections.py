@@ -22,8 +22,8 @@ from ragkv.config import MIB
 from ragkv.engine import Engine
 from ragkv.entries import EncodeReport
 from ragkv.errors import DeadlineError, QueueError, StoreError
+from ragkv.rag import Corpus, Rag
 from ragkv.retrieval import IngestReport, Passage
-from ragkv.retrieval.rag import Corpus, Rag
 from ragkv.runtime import (
     Check,
     Closing,

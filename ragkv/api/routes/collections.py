@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from ragkv.rag import Rag
 from ragkv.retrieval import Index
-from ragkv.retrieval.rag import Rag
 from ragkv.runtime import Check
 
 from ..answers import check_text

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SkipValidation
 
 from ragkv.chat import ChatDocument
 from ragkv.errors import MissingExtraError
+from ragkv.rag import Rag
 from ragkv.retrieval import Embedder, Hit, Index, Where, one_vector, resolve_embedder
-from ragkv.retrieval.rag import Rag
 
 from .engines import shared_engine_of
 

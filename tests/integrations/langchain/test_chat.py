@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from ragkv import Engine, RagKVError
 from ragkv.errors import DeadlineError, InputError
 from ragkv.integrations.langchain import ChatRagKV, RagKVRetriever
-from ragkv.retrieval.rag import Corpus, Rag
+from ragkv.rag import Corpus, Rag
 from tests.prompt.test_template import NO_SYSTEM, SILENT_ABOUT_SYSTEM
 from tests.toy_tokenizers import CHATML, byte_tokenizer
 

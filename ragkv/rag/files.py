@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Literal
 
 from ragkv.errors import DocumentError, InputError, MissingExtraError
+from ragkv.retrieval.documents.files import FoundFile, find_files, is_text_by_name, kind_of
+from ragkv.retrieval.documents.formats import KNOWN
+from ragkv.retrieval.documents.loaders import check_not_blank, load_bytes, read_bytes
+from ragkv.retrieval.documents.reading import LOST, UNLIMITED, ParseLimits
+from ragkv.retrieval.index import Index
+from ragkv.retrieval.ingested import Document, FileRecord, IngestReport
+from ragkv.retrieval.passages import Passage
 from ragkv.runtime import counted
-
-from ..documents.files import FoundFile, find_files, is_text_by_name, kind_of
-from ..documents.formats import KNOWN
-from ..documents.loaders import check_not_blank, load_bytes, read_bytes
-from ..documents.reading import LOST, UNLIMITED, ParseLimits
-from ..index import Index
-from ..ingested import Document, FileRecord, IngestReport
-from ..passages import Passage
 
 logger = logging.getLogger(__name__)
 

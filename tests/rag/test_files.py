@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-import ragkv.retrieval.rag.files
+import ragkv.rag.files
 from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.errors import DocumentError
+from ragkv.rag import Corpus, FileOptions, FileProgress, RagIngestReport
 from ragkv.retrieval import Document, ParseLimits
-from ragkv.retrieval.rag import Corpus, FileOptions, FileProgress, RagIngestReport
 from tests.cli.conftest import model_folder  # noqa: F401 - a fixture
 from tests.faults import raising
 
@@ -45,13 +45,13 @@ def folder(tmp_path: Path) -> Path:
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that were parsed, in order."""
     names: list[str] = []
-    real = ragkv.retrieval.rag.files.load_bytes
+    real = ragkv.rag.files.load_bytes
 
     def noting(file: Path, *arguments: object) -> object:
         names.append(file.name)
         return real(file, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(ragkv.retrieval.rag.files, "load_bytes", noting)
+    monkeypatch.setattr(ragkv.rag.files, "load_bytes", noting)
     return names
 
 
@@ -95,7 +95,7 @@ def test_unchanged_files_are_neither_read_nor_parsed_again(
     age(folder)
     ingest(corpus, folder)
     read: list[Path] = []
-    monkeypatch.setattr(ragkv.retrieval.rag.files, "read_bytes", read.append)
+    monkeypatch.setattr(ragkv.rag.files, "read_bytes", read.append)
     assert statuses(ingest(corpus, folder)) == {"a.txt": "unchanged", "b.txt": "unchanged"}
     assert (parsed, read) == (["a.txt", "b.txt"], [])
 
@@ -170,7 +170,7 @@ def test_files_that_fail_are_logged_so_a_script_loses_none_silently(
     corpus: Corpus, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / "bad.txt").write_bytes(b"\x00")
-    with caplog.at_level(logging.WARNING, "ragkv.retrieval.rag.files"):
+    with caplog.at_level(logging.WARNING, "ragkv.rag.files"):
         corpus.ingest(folder, encode=False)
     assert "bad.txt looks binary" in caplog.text
 
@@ -184,7 +184,7 @@ def test_a_file_that_becomes_empty_or_unreadable_keeps_its_text_and_this_is_told
     if data is None:
         monkeypatch.setattr(os, "access", lambda *_: False)  # as it is to others than root
         refused = DocumentError(f"Cannot read {folder / 'a.txt'}: Permission denied.")
-        monkeypatch.setattr(ragkv.retrieval.rag.files, "read_bytes", raising(refused))
+        monkeypatch.setattr(ragkv.rag.files, "read_bytes", raising(refused))
     else:
         (folder / "a.txt").write_bytes(data)
     report = ingest(corpus, folder)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ragkv.rag.files import FileOptions, FileReader
 from ragkv.retrieval import Index
-from ragkv.retrieval.rag.files import FileOptions, FileReader
 from tests.retrieval.fakes import word_splitter
 
 TEXTS = {

@@ -10,8 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ragkv.engine import Engine
-
-from ..index_folder import look_into
+from ragkv.retrieval.index_folder import look_into
 
 
 def sweep(engine: Engine, home: Path) -> int:

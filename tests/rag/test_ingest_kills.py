@@ -1,7 +1,7 @@
 """SIGKILL at random moments of an ingestion: what was confirmed stays, and at most one file is read
 twice.
 
-The long form, ten kills: `pytest tests/retrieval/rag/test_ingest_kills.py -m slow`.
+The long form, ten kills: `pytest tests/rag/test_ingest_kills.py -m slow`.
 """
 
 import collections
@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from ragkv import Engine
-from ragkv.retrieval.rag import Corpus
+from ragkv.rag import Corpus
 from tests.cli.conftest import model_folder  # noqa: F401 - a fixture
 
 from .ingesting import CHUNK_TOKENS, config_of, ingest_once
 
 FORKSERVER = multiprocessing.get_context("forkserver")
-FORKSERVER.set_forkserver_preload(["tests.retrieval.rag.ingesting"])
+FORKSERVER.set_forkserver_preload(["tests.rag.ingesting"])
 FILES = 20
 WORDS = "the mill of marl makes paper and rope was founded by ada quill in 1820"
 

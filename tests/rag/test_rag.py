@@ -13,8 +13,8 @@ from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import SchedulerConfig
 from ragkv.entries import Entries
 from ragkv.errors import CancelledError, DeadlineError, InputError, RagKVError
+from ragkv.rag import Corpus, Rag, sweep
 from ragkv.retrieval import Document
-from ragkv.retrieval.rag import Corpus, Rag, sweep
 from ragkv.store.durable import DurableTiers
 from tests.cli.conftest import model_folder  # noqa: F401 - a fixture
 from tests.faults import raising

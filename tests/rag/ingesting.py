@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-import ragkv.retrieval.rag.files
+import ragkv.rag.files
 from ragkv import Engine, EngineConfig, StoreConfig
-from ragkv.retrieval.rag import Corpus, FileOptions, FileProgress
+from ragkv.rag import Corpus, FileOptions, FileProgress
 
 CHUNK_TOKENS = 16
 
@@ -50,10 +50,10 @@ def ingest_once(home: Path, model: Path, folder: Path, journal: Path) -> None:
 
 
 def _note_parsing(note: Callable[..., None]) -> None:
-    real = ragkv.retrieval.rag.files.load_bytes
+    real = ragkv.rag.files.load_bytes
 
     def noting(file: Path, *arguments: Any) -> Any:
         note(parsing=str(file))
         return real(file, *arguments)
 
-    ragkv.retrieval.rag.files.load_bytes = noting
+    ragkv.rag.files.load_bytes = noting
