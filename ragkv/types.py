@@ -94,8 +94,8 @@ class Reuse:
     exact: int = 0  # reused, and equal to what a full prefill computes
     fused: int = 0  # reused as stored: they were computed without the tokens that precede them here
     recomputed: int = 0  # stored, but selected and computed again in the last layer
-    # question, template, text between chunks, the first 64 tokens of a leading chunk, misses, history
-    # without KV, and what is computed sooner than loaded
+    # Question, template, text between chunks, the first 64 tokens of a leading chunk, misses and history
+    # without KV. Also what is computed sooner than loaded.
     computed: int = 0
     bytes_by_tier: Mapping[str, int] = field(default_factory=dict)  # bytes read, by tier
     missed_chunks: int = 0  # chunks without a usable entry

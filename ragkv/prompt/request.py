@@ -90,8 +90,8 @@ class PrefillOptions(TypedDict, total=False):
     selector: str | Selector | None  # None: the config's
     # "fused", "prefix" (exact blocks of earlier prompts with this beginning), "none"
     reuse: ReuseMode
-    # the request is given up after so many seconds: from the first event that is asked for, or from
-    # the call of `prefill`, `append` or `answer`
+    # The request is given up after so many seconds. They count from the first event that is asked
+    # for, or from the call of `answer`, `prefill` or `append`.
     deadline_s: float | None
     cancel: threading.Event | None  # the request is cancelled once this is set
     # The claim of a request that began before, for example with a search, so that its deadline

@@ -252,14 +252,16 @@ class FairLock:
                 wait.over.set()
 
     def _grant(self, wait: Wait) -> None:
-        """Needs `_guard`."""
+        """The caller holds `_guard`."""
         self._holder = wait
         self._since = time.monotonic()
         wait.granted = True
         wait.over.set()
 
     def _hand_on(self) -> None:
-        """Charge the holder, and grant the lock to the next thread. Needs `_guard`."""
+        """Charge the holder, and grant the lock to the next thread. The caller holds
+        `_guard`.
+        """
         assert self._holder is not None
         used_s = max(0.0, time.monotonic() - self._since)
         self._waiting.charge(self._holder.tenant, used_s)

@@ -2,8 +2,9 @@
 it.
 
 Closing may take long, because a value writes what it holds. So idle and leaving values are closed on
-threads of their own: whoever needs the place waits as long as its check allows, and whoever gives a
-value back does not wait. Only if the system has no thread to give, it closes the value itself.
+threads of their own. A thread that needs the place waits as long as its check allows. A thread that
+gives a value back does not wait. Only if the system has no thread to give, it closes the value
+itself.
 """
 
 import logging

@@ -1,5 +1,5 @@
-"""What comes from outside: arguments of callers are checked, and texts are tokenized without control
-tokens, so that no document or message can forge a turn.
+"""Checks arguments of callers, and tokenizes texts from outside without control tokens, so that no
+document or message can forge a turn.
 
 A tokenizer makes one token of a text such as "<|im_start|>", wherever it occurs. In text from
 outside, such a text is cut after its first character, and the parts are tokenized separately. A

@@ -224,8 +224,8 @@ class DecodeBatch:
         return rows
 
     def _next_requests(self) -> list[_TokenRequest]:
-        """The requests of the next step, the oldest first; of several tenants in turns. Needs
-        `_changed`.
+        """The requests of the next step, the oldest first; of several tenants in turns. The
+        caller holds `_changed`.
         """
         seen: Counter[str] = Counter()
         # the number of its tenant's requests that are older

@@ -240,8 +240,8 @@ class Scheduler:
             admission.admitted.set()
 
     def _has_room(self, admission: _Admission) -> bool:
-        """Whether `admission` may be admitted now: a worker is free, or its prompt is short. Needs
-        `_lock`.
+        """Whether `admission` may be admitted now: a worker is free, or its prompt is short. The
+        caller holds `_lock`.
         """
         workers = self._config.workers
         running = len(self._running)

@@ -149,7 +149,7 @@ class JobQueue(Generic[E]):
         return self._running is not None and self._running.key == key
 
     def _forget(self, job: Job[E]) -> None:
-        """The job is done, or was dropped. Needs `_changed`."""
+        """The job is done, or was dropped. The caller holds `_changed`."""
         self._pending_bytes -= job.size_bytes
         self._rounds.pop(job, None)
         if job.key is not None and self._entries.get(job.key) is job:

@@ -76,8 +76,8 @@ class BlockWriter:
         self.worker.submit(Job(lambda: self.store.turn_ended(turn)))
 
     def then(self, action: Callable[[], object]) -> bool:
-        """Run `action` once everything saved so far is stored. `False` after `close`: then it is
-        not run.
+        """Run `action` once everything saved so far is stored. `False` if it will not run: after
+        `close`, or because the system has no thread to give.
         """
         return self.worker.submit(Job(action))
 

@@ -175,14 +175,14 @@ class BackgroundEncoder:
         return True
 
     def _open(self) -> set[_Ids]:
-        """The chunks that wait or are under way, but for those that were forgotten. Needs
-        `_changed`.
+        """The chunks that wait or are under way, but for those that were forgotten. The
+        caller holds `_changed`.
         """
         current = () if self._current is None else (self._current,)
         return {*self._waiting, *self._last, *current}
 
     def _started(self) -> threading.Thread | None:
-        """The thread, begun. Without one, what waits stays a miss. Needs `_changed`."""
+        """The thread, begun. Without one, what waits stays a miss. The caller holds `_changed`."""
         thread = begun(self._run, "ragkv-encoder", "missed chunks stay misses")
         if thread is None:
             self._waiting.clear()
