@@ -238,13 +238,13 @@ def _blocks(
     """
     dtype = q_rot.dtype
     group = q_rot.shape[1] // kv_heads
-    cached = rows.blocks.get((window, group, dtype))
+    cached = rows.cache.get((window, group, dtype))
     if cached is None:
         blocks = cut_blocks(rows.positions.tolist(), window, MOST_ROWS, group)
         scores = sum((b.stop - b.start) * (b.high - b.low) * group for b in blocks)
         keep = scores * dtype.itemsize <= CACHED_BYTES
         biases = [_bias(rows, block, window, group, dtype) if keep else None for block in blocks]
-        cached = rows.blocks[window, group, dtype] = list(zip(blocks, biases, strict=True))
+        cached = rows.cache[window, group, dtype] = list(zip(blocks, biases, strict=True))
     for block, bias in cached:
         yield block, _bias(rows, block, window, group, dtype) if bias is None else bias
 

@@ -42,8 +42,8 @@ def attend_decoding(
             max(1, MOST_QUERIES * k_rot.shape[1] // q_rot.shape[1]), KEY_BLOCK - start % KEY_BLOCK
         )
     if count > most:
-        if (parts := rows.blocks.get(most)) is None:  # all layers need them
-            parts = rows.blocks[most] = [
+        if (parts := rows.cache.get(most)) is None:  # all layers need them
+            parts = rows.cache[most] = [
                 Rows(rows.positions[:most], start),
                 Rows(rows.positions[most:], start + most),
             ]
@@ -68,12 +68,12 @@ def _attend_blocks(
     queries = q_rot.reshape(1, kv_heads, -1, head_dim)
     if spare := max(0, LEAST_QUERIES - queries.shape[2]):
         queries = functional.pad(queries, (0, 0, 0, spare))
-    if (bias := rows.blocks.get(q_rot.dtype)) is None:
+    if (bias := rows.cache.get(q_rot.dtype)) is None:
         last = functional.pad(rows.positions.repeat(q_rot.shape[1] // kv_heads), (0, spare))[
             :, None
         ]
         unseen = torch.arange(stop) > last
-        bias = rows.blocks[q_rot.dtype] = torch.zeros(unseen.shape, dtype=q_rot.dtype).masked_fill_(
+        bias = rows.cache[q_rot.dtype] = torch.zeros(unseen.shape, dtype=q_rot.dtype).masked_fill_(
             unseen, -math.inf
         )
     k_rot = k_rot.narrow(2, 0, stop)

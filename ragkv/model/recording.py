@@ -48,8 +48,8 @@ class Recording:
             self.put(layer, rows.start, torch.cat((k_raw, v)))
             self._reached(layer, min(rows.stop, self.stop))
             return
-        if (places := rows.blocks.get(self)) is None:  # all layers need them
-            places = rows.blocks[self] = self.places(rows.positions)
+        if (places := rows.cache.get(self)) is None:  # all layers need them
+            places = rows.cache[self] = self.places(rows.positions)
         self.put_at(layer, places, torch.cat((k_raw, v)))
         self._reached(layer, min(rows.stop, self.stop))
 

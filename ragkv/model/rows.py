@@ -42,8 +42,8 @@ class Rows:
 
     positions: torch.Tensor  # (R,) int64
     start: int | None  # the first position where they are contiguous, else None
-    # attention's cache
-    blocks: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    # what all layers need of these rows: of attention, of decoding, and of a `Recording`
+    cache: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
     # the masks of a device's attention (`device/masked.py`), which are narrowed with the rows
     masks: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
