@@ -27,7 +27,7 @@ class Lease(Closing):
     # `read_layer` returns views of the tier's own storage and needs no `out`
     in_place: bool = False
     codec: Codec = RAW  # of the stored layers
-    _heir: "Callable[[Lease], None] | None" = None
+    _on_close: "Callable[[Lease], None] | None" = None
 
     @property
     def stored_bytes(self) -> int:
@@ -60,18 +60,20 @@ class Lease(Closing):
     def release(self) -> None:
         """Unpin the entry. Twice is harmless."""
 
-    def on_close(self, heir: "Callable[[Lease], None]") -> None:
-        """When it is closed, give it to `heir` instead, who closes it again. Not after damage."""
-        self._heir = heir
+    def on_close(self, hand_to: "Callable[[Lease], None]") -> None:
+        """When it is closed, call `hand_to` with it instead, which closes it again. Not after
+        damage.
+        """
+        self._on_close = hand_to
 
     def close(self) -> None:
         """The reader needs it no more."""
-        heir = self._heir
-        self._heir = None
-        if heir is None:
+        hand_to = self._on_close
+        self._on_close = None
+        if hand_to is None:
             self.release()
         else:
-            heir(self)
+            hand_to(self)
 
 
 class StoredLease(Lease):
@@ -101,7 +103,7 @@ class StoredLease(Lease):
         try:
             self._read(layer, stored)
         except EntryDamagedError:
-            self._heir = None
+            self._on_close = None
             raise
         return stored
 
