@@ -102,8 +102,8 @@ class ETLRU(Policy):
             return 0
         return max(0, length - self.settings.xi_blocks + self._model.steps[worth - 1])
 
-    def victim(self, pinned: Container[str], now: float) -> Eviction | None:
-        first = self._ranking.first(pinned)
+    def victim(self, leased: Container[str], now: float) -> Eviction | None:
+        first = self._ranking.first(leased)
         if first is None:
             return None
         return Eviction(first[1], self._floor(first[1]))

@@ -78,8 +78,8 @@ class Belady(Policy):
             self._held.put(group, self._next[group])
             self._departed.discard(group)
 
-    def victim(self, pinned: Container[str], now: float) -> Eviction | None:
-        first = self._held.first(pinned)
+    def victim(self, leased: Container[str], now: float) -> Eviction | None:
+        first = self._held.first(leased)
         return None if first is None else Eviction(first[1])
 
     def _forget(self, group: str) -> None:

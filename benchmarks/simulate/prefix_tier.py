@@ -36,10 +36,10 @@ class PrefixTier:
             self._set(turn.group, turn.length, turn.at)
         for eviction in self.policy.trims() if isinstance(self.policy, Trimming) else ():
             self._take(eviction, turn.at)
-        pinned = (turn.group,) if forced else ()
-        while self._used > self.capacity:  # a pinned group loses its own tail when it is alone
+        leased = (turn.group,) if forced else ()
+        while self._used > self.capacity:  # a leased group loses its own tail when it is alone
             self._take(
-                self.policy.victim(pinned, turn.at) or Eviction(next(iter(self.held))), turn.at
+                self.policy.victim(leased, turn.at) or Eviction(next(iter(self.held))), turn.at
             )
         return turn.prompt - min(had, turn.shared)
 

@@ -42,11 +42,11 @@ class TestEveryPolicy:
                 st.integers(0, 9),
             )
         ),
-        pinned=st.sets(st.sampled_from("abcdef")),
+        leased=st.sets(st.sampled_from("abcdef")),
         xi=st.integers(0, 6),
     )
-    def test_a_policy_names_a_cut_that_frees_something_while_a_group_is_unpinned(
-        self, name: str, steps: list[tuple[str, str, int]], pinned: set[str], xi: int
+    def test_a_policy_names_a_cut_that_frees_something_while_a_group_is_not_leased(
+        self, name: str, steps: list[tuple[str, str, int]], leased: set[str], xi: int
     ) -> None:
         policy = make_any_policy(name, PolicySettings(xi_blocks=xi))
         held = dict[str, int]()
@@ -68,8 +68,8 @@ class TestEveryPolicy:
             elif step == "start" and queue:
                 policy.left(*queue.pop(0))
             elif step == "evict":
-                eviction = policy.victim(pinned, float(now))
-                there = {other for other, blocks in held.items() if blocks} - pinned
+                eviction = policy.victim(leased, float(now))
+                there = {other for other, blocks in held.items() if blocks} - leased
                 assert (eviction is None) == (not there)
                 if eviction is not None:
                     assert eviction.group in there and 0 <= eviction.keep < held[eviction.group]

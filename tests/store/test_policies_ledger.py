@@ -123,9 +123,9 @@ class TellingLRU(LRU):
         self.calls.append(f"used {group}")
         super().used(group, now)
 
-    def victim(self, pinned: Container[str], now: float) -> Eviction | None:
+    def victim(self, leased: Container[str], now: float) -> Eviction | None:
         self.calls.append("victim")
-        return super().victim(pinned, now)
+        return super().victim(leased, now)
 
 
 def test_a_policy_is_told_what_happened_in_order_when_something_must_go() -> None:
@@ -196,7 +196,7 @@ class Wrong(LRU):
 
     eviction: Eviction | None = None
 
-    def victim(self, pinned: Container[str], now: float) -> Eviction | None:
+    def victim(self, leased: Container[str], now: float) -> Eviction | None:
         return self.eviction
 
 

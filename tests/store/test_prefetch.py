@@ -299,9 +299,9 @@ def test_lookahead_finds_its_victim_without_a_look_at_the_whole_queue(length: in
         policy.queued(group, number)
         policy.queued(group, length + number)
         policy.held(group, 1, 1, 0.0)
-    pinned = Asked(groups[-2:])
-    assert policy.victim(pinned, 1.0) == Eviction(groups[-3], whole=True)
-    assert pinned.asked <= 4
+    leased = Asked(groups[-2:])
+    assert policy.victim(leased, 1.0) == Eviction(groups[-3], whole=True)
+    assert leased.asked <= 4
 
 
 @pytest.mark.parametrize("length", [10, 200])

@@ -65,8 +65,8 @@ class Policy(ABC):
         """
 
     @abstractmethod
-    def victim(self, pinned: Container[str], now: float) -> Eviction | None:
-        """What goes next, of a held group that is not `pinned`; `None` if all are pinned. Changes no
+    def victim(self, leased: Container[str], now: float) -> Eviction | None:
+        """What goes next, of a held group that is not `leased`; `None` if all are leased. Changes no
         later decision. One that evicts nothing is an error, which ends the put.
         """
 

@@ -36,8 +36,8 @@ class LRU(Policy):
         if grown:
             self._held.move_to_end(group)
 
-    def victim(self, pinned: Container[str], now: float) -> Eviction | None:
-        oldest = first_unpinned(self._held, pinned)
+    def victim(self, leased: Container[str], now: float) -> Eviction | None:
+        oldest = first_unleased(self._held, leased)
         return None if oldest is None else Eviction(oldest)
 
 
@@ -65,8 +65,8 @@ class Ranking:
         """Remove `group`; unknown groups are ignored."""
         self._rank.pop(group, None)
 
-    def first(self, pinned: Container[str] = ()) -> tuple[Rank, str] | None:
-        """The lowest rank among the groups that are not pinned, and its group, or `None`."""
+    def first(self, leased: Container[str] = ()) -> tuple[Rank, str] | None:
+        """The lowest rank among the groups that are not leased, and its group, or `None`."""
         heap = self._heap
         passed = []
         found = None
@@ -74,7 +74,7 @@ class Ranking:
             rank, group = heap[0]
             if self._rank.get(group) != rank:
                 heappop(heap)
-            elif group in pinned:
+            elif group in leased:
                 passed.append(heappop(heap))
             else:
                 found = heap[0]
@@ -125,10 +125,10 @@ class LookAhead(LRU):
         if grown or not blocks:
             self._rank(group)
 
-    def victim(self, pinned: Container[str], now: float) -> Eviction | None:
-        group = first_unpinned(self._outside, pinned)
+    def victim(self, leased: Container[str], now: float) -> Eviction | None:
+        group = first_unleased(self._outside, leased)
         if group is None:
-            last = self._last.first(pinned)
+            last = self._last.first(leased)
             group = None if last is None else last[1]
         return None if group is None else Eviction(group, whole=True)
 
@@ -144,6 +144,6 @@ class LookAhead(LRU):
             self._outside[group] = 0
 
 
-def first_unpinned(groups: OrderedDict[str, int], pinned: Container[str]) -> str | None:
-    """The first of `groups` that is not pinned, or `None`."""
-    return next((group for group in groups if group not in pinned), None)
+def first_unleased(groups: OrderedDict[str, int], leased: Container[str]) -> str | None:
+    """The first of `groups` that is not leased, or `None`."""
+    return next((group for group in groups if group not in leased), None)

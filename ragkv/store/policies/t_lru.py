@@ -12,7 +12,7 @@ from collections.abc import Callable, Container
 
 from .base import Eviction
 from .inputs import PolicySettings, TurnSize
-from .lru import LRU, first_unpinned
+from .lru import LRU, first_unleased
 
 MOST_DEPARTED = 100_000  # So many groups that have left are remembered.
 RECENT_GAPS = 1024  # So many return gaps are remembered.
@@ -87,9 +87,9 @@ class TLRU(LRU):
         elif group in self._free and blocks <= self._free[group]:
             del self._free[group]
 
-    def victim(self, pinned: Container[str], now: float) -> Eviction | None:
-        group = first_unpinned(self._free, pinned)
-        return super().victim(pinned, now) if group is None else Eviction(group, self._free[group])
+    def victim(self, leased: Container[str], now: float) -> Eviction | None:
+        group = first_unleased(self._free, leased)
+        return super().victim(leased, now) if group is None else Eviction(group, self._free[group])
 
     def _forget(self, group: str) -> None:
         self._budget.pop(group, None)
@@ -166,11 +166,11 @@ class GuardedTLRU(TLRU):
             self._gaps.add(turn.since)
             self._limit_s = self._gaps.quantile(self.QUANTILE)
 
-    def victim(self, pinned: Container[str], now: float) -> Eviction | None:
-        oldest = first_unpinned(self._held, pinned)
+    def victim(self, leased: Container[str], now: float) -> Eviction | None:
+        oldest = first_unleased(self._held, leased)
         if oldest in self._last_turn_at and now - self._last_turn_at[oldest] > self._limit_s:
             return Eviction(oldest)
-        return super().victim(pinned, now)
+        return super().victim(leased, now)
 
     def _forget(self, group: str) -> None:
         super()._forget(group)

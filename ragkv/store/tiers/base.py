@@ -48,7 +48,7 @@ class Tier(ABC):
     def put(self, entry: StoredEntry) -> bool:
         """Store `entry`, evicting others if needed; returns when it is durable.
 
-        `False` if it was not stored: it is larger than the tier, everything is pinned, the policy
+        `False` if it was not stored: it is larger than the tier, everything is leased, the policy
         did not admit it, or the write failed (logged). An entry that is here already is left
         unchanged and counts as stored.
         """
