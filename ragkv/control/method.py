@@ -30,7 +30,7 @@ class Method:
     named: AbstractSet[str] = frozenset()  # which of "ratio" and "selector" the request names
 
     @property
-    def inexact_use(self) -> str:
+    def history_treatment(self) -> str:
         """What becomes of history that is not exact.
 
         `inexact_history` counts only where chunks are fused. All other requests equal a full

@@ -97,9 +97,9 @@ def _inexact_state(block: Block, method: Method) -> SpanState:
     Only a turn that fused chunks leaves tokens to choose from. Truncation, a codec that rounds, an
     answer decoded with KCache and what saw any of these are used as they are.
     """
-    if method.inexact_use == "recompute":
+    if method.history_treatment == "recompute":
         return SpanState.COMPUTED
-    is_choice = method.inexact_use == "select" and block.fused
+    is_choice = method.history_treatment == "select" and block.fused
     return SpanState.FUSED if is_choice else SpanState.APPROXIMATE
 
 

@@ -139,7 +139,9 @@ class ChatCompletion:
             # 1. Refuse a form that cannot be kept, before any work.
             form = self._form(tenant)
             # 2. Find the documents and build the prompt.
-            notes = [*tenant.unread_passages(claim.check)]  # it may wait, so before the gate
+            notes = [
+                *tenant.unread_passages(claim.check)
+            ]  # it may wait, so before a place is taken
             with tenant.preparing(claim.check):
                 if self.rag is not None:
                     param = "rag.collection" if self.body.rag else "model"
