@@ -10,7 +10,7 @@ from .method import Method
 from .present_profile import COMPUTE, PresentProfile
 from .profile import Profile, TierSpeed
 from .reasons import Why
-from .shape import Shape, loads_of
+from .token_counts import TokenCounts, loads_of
 
 
 def decided(
@@ -23,14 +23,14 @@ def decided(
     Raises `RagKVError` if a tier of the prompt was not measured.
     """
     spans, loads = loads_of(plan)
-    shape = Shape.of(plan, method.selector, present.adapter.layer_count)
+    counts = TokenCounts.of(plan, method.selector, present.adapter.layer_count)
     profile, corrected = present.corrected(profile)
     if method.controlled:
-        decision = choose_all(profile, shape, loads, method.ratio)
+        decision = choose_all(profile, counts, loads, method.ratio)
     else:
         speeds = present.store.speeds()
         loads = [replace(one, fixed=one.fixed or one.tier not in speeds) for one in loads]
-        decision = choose_computed(profile, shape, loads, method.ratio)
+        decision = choose_computed(profile, counts, loads, method.ratio)
     computed = [spans[index] for index in decision.computed_loads]
     plan = plan.computing(computed, Why.SLOWER if decision.pays else Why.NO_GAIN)
     return plan, Recompute(
@@ -57,8 +57,10 @@ def compare(
     tiers |= {load.tier: TierSpeed(0.0, 0.0) for load in loads if load.tier not in tiers}
     at_once = replace(profile, tiers=tiers, copy_bytes_per_s=None)
     if passed.prompts == 1:  # else the time is that of all
-        shape = Shape.of(plan, recompute.selector, present.adapter.layer_count, recompute.early)
-        computing_s = ttft_s(at_once, shape, recompute.ratio, loads)
+        counts = TokenCounts.of(
+            plan, recompute.selector, present.adapter.layer_count, recompute.early
+        )
+        computing_s = ttft_s(at_once, counts, recompute.ratio, loads)
         present.compare(COMPUTE, passed.pass_s - passed.load_s - passed.others_s, computing_s)
     leases = [span.lease for span in spans if span.lease and not span.lease.in_place]
     kinds = {lease.kind for lease in leases}

@@ -26,7 +26,7 @@ from ragkv.fusion import Selection, budget
 from .estimators import exposed_s, load_s, pays, recompute_ttft_s, ttft_s
 from .profile import Profile
 from .reasons import Reason
-from .shape import Load, Shape, is_fused_chunk
+from .token_counts import Load, TokenCounts, is_fused_chunk
 
 # The grid of ratios above r*: without it a small change of a time would change an answer.
 RATIO_STEP = 0.05
@@ -56,18 +56,18 @@ class Decision:
 
 
 def choose_ratio(
-    profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float = R_STAR
+    profile: Profile, counts: TokenCounts, loads: Sequence[Load], r_star: float = R_STAR
 ) -> Decision:
     """The highest step of the ratio that costs no time, never below `r_star`."""
 
     def at_s(ratio: float) -> float:
-        return ttft_s(profile, shape, ratio, loads)
+        return ttft_s(profile, counts, ratio, loads)
 
     least_s = at_s(r_star)
     ratio = r_star
-    if shape.fused_tokens and _waits(profile, shape, r_star, loads):
+    if counts.fused_tokens and _waits(profile, counts, r_star, loads):
         ratio = _highest_step(lambda step: at_s(step) <= least_s * (1 + SLACK), r_star)
-    reason = _why_ratio(profile, shape, loads, r_star, ratio)
+    reason = _why_ratio(profile, counts, loads, r_star, ratio)
     return Decision(ratio, (), at_s(ratio), (reason,))
 
 
@@ -82,12 +82,12 @@ def _highest_step(costs_nothing: Callable[[float], bool], r_star: float) -> floa
     return ratio
 
 
-def choose_tier(profile: Profile, shape: Shape, ratio: float, loads: Sequence[Load]) -> str:
+def choose_tier(profile: Profile, counts: TokenCounts, ratio: float, loads: Sequence[Load]) -> str:
     """The lowest of `DEVICES` that does not delay the first token: by `DELAY` at most, against the
     fastest one. `loads` are the entries, from any tier.
     """
     first_s = {
-        name: ttft_s(profile, shape, ratio, [replace(load, tier=name) for load in loads])
+        name: ttft_s(profile, counts, ratio, [replace(load, tier=name) for load in loads])
         for name in DEVICES
         if name in profile.tiers
     }
@@ -98,7 +98,7 @@ def choose_tier(profile: Profile, shape: Shape, ratio: float, loads: Sequence[Lo
 def belongs_in_memory(
     profile: Profile,
     tokens: int,
-    like: Shape,
+    like: TokenCounts,
     r_star: float,
     used: bool,
     room: bool,
@@ -113,9 +113,9 @@ def belongs_in_memory(
     count = max(1, PROMPT_TOKENS // tokens)
     fused = count * tokens
     length = fused + QUESTION_TOKENS
-    shape = replace(like, fused_tokens=fused, computed_rows=QUESTION_TOKENS, prompt_tokens=length)
+    counts = replace(like, fused_tokens=fused, computed_rows=QUESTION_TOKENS, prompt_tokens=length)
     loads = [Load("memory", tokens)] * count
-    return choose_tier(profile, shape, r_star, loads) == "memory"
+    return choose_tier(profile, counts, r_star, loads) == "memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Steady:
 
 
 def choose_computed(
-    profile: Profile, shape: Shape, loads: Sequence[Load], ratio: float
+    profile: Profile, counts: TokenCounts, loads: Sequence[Load], ratio: float
 ) -> Decision:
     """Which of `loads` to compute instead: the slowest of those that load slower than they compute,
     for the least TTFT; or those at the front, if the question asks.
@@ -147,7 +147,7 @@ def choose_computed(
     computed as long as the model waits for loading and one more costs at most `DELAY`: they are
     exact then.
     """
-    computing_s = [_computing_s(profile, shape, load) for load in loads]
+    computing_s = [_computing_s(profile, counts, load) for load in loads]
     slow = [
         i
         for i, load in enumerate(loads)
@@ -156,14 +156,14 @@ def choose_computed(
     slow.sort(key=lambda i: -load_s(profile, [loads[i]]) / loads[i].tokens)
 
     def without(chosen: Sequence[int]) -> Decision:
-        remaining, shape_without = _without(shape, loads, chosen)
-        took_s = ttft_s(profile, shape_without, ratio, remaining)
+        remaining, counts_without = _without(counts, loads, chosen)
+        took_s = ttft_s(profile, counts_without, ratio, remaining)
         return Decision(ratio, tuple(sorted(chosen)), took_s, ())
 
     found = [without(slow[:count]) for count in range(len(slow) + 1)]
     best = min(found, key=lambda one: (one.ttft_s, len(one.computed_loads)))
-    if shape.selection is Selection.ASKING:
-        best = _front(profile, shape, loads, ratio, best, without)
+    if counts.selection is Selection.ASKING:
+        best = _front(profile, counts, loads, ratio, best, without)
     if not slow and not best.computed_loads:
         return best
     load = loads[(slow or best.computed_loads)[0]]
@@ -173,7 +173,7 @@ def choose_computed(
         tokens=load.tokens,
         loading=_ms(load_s(profile, [load])),
         tier=load.tier,
-        computing=_ms(_computing_s(profile, shape, load)),
+        computing=_ms(_computing_s(profile, counts, load)),
         first=_ms(best.ttft_s),
         loading_all=_ms(found[0].ttft_s),
     )
@@ -182,7 +182,7 @@ def choose_computed(
 
 def _front(
     profile: Profile,
-    shape: Shape,
+    counts: TokenCounts,
     loads: Sequence[Load],
     ratio: float,
     best: Decision,
@@ -195,8 +195,8 @@ def _front(
     fused = [i for i, load in enumerate(loads) if is_fused_chunk(load)]
     found = [without(())]
     for index in fused:
-        remaining, shape_without = _without(shape, loads, chosen)
-        if not _waits(profile, shape_without, ratio, remaining):
+        remaining, counts_without = _without(counts, loads, chosen)
+        if not _waits(profile, counts_without, ratio, remaining):
             break
         chosen.append(index)
         found.append(without(chosen))
@@ -205,54 +205,58 @@ def _front(
     return near[-1] if near else best
 
 
-def choose_early(profile: Profile, shape: Shape, loads: Sequence[Load], ratio: float) -> Decision:
+def choose_early(
+    profile: Profile, counts: TokenCounts, loads: Sequence[Load], ratio: float
+) -> Decision:
     """How many tokens to recompute while a question that asks waits for the lower layers.
 
     The steps of the grid that are taken begin within that wait, and cost at most `DELAY` together.
     In the lower layers they cost no time. They are computed in the upper layers, too, so the first
     token comes a little later.
     """
-    at_once = Decision(ratio, (), ttft_s(profile, shape, ratio, loads), ())
+    at_once = Decision(ratio, (), ttft_s(profile, counts, ratio, loads), ())
     chosen = at_once
-    wanted = budget(ratio, shape.fused_tokens)
-    if shape.selection is not Selection.ASKING or not wanted:
+    wanted = budget(ratio, counts.fused_tokens)
+    if counts.selection is not Selection.ASKING or not wanted:
         return chosen
     for number in range(1, round(1 / RATIO_STEP)):
-        early = budget(number * RATIO_STEP, shape.fused_tokens)
-        waits = _waits(profile, replace(shape, early_tokens=chosen.early), ratio, loads)
-        took_s = ttft_s(profile, replace(shape, early_tokens=early), ratio, loads)
-        enough = early + wanted > shape.fused_tokens
+        early = budget(number * RATIO_STEP, counts.fused_tokens)
+        waits = _waits(profile, replace(counts, early_tokens=chosen.early), ratio, loads)
+        took_s = ttft_s(profile, replace(counts, early_tokens=early), ratio, loads)
+        enough = early + wanted > counts.fused_tokens
         if enough or not waits or took_s > at_once.ttft_s * DELAY:
             break
         chosen = Decision(ratio, (), took_s, (), early)
     if not chosen.early:
         return chosen
     times = {
-        "waiting": _ms(exposed_s(profile, shape, ratio, loads)),
+        "waiting": _ms(exposed_s(profile, counts, ratio, loads)),
         "first": _ms(chosen.ttft_s),
         "first_without": _ms(at_once.ttft_s),
     }
     return replace(chosen, reasons=(Reason.EARLY.format(early=chosen.early, **times),))
 
 
-def choose_all(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float) -> Decision:
+def choose_all(
+    profile: Profile, counts: TokenCounts, loads: Sequence[Load], r_star: float
+) -> Decision:
     """All for one request: which entries to compute at r*, the ratio for the others, and how many
     tokens to recompute early.
 
     If fusing does not pay, every fused entry is computed.
     """
-    computed = choose_computed(profile, shape, loads, r_star)
-    remaining, shape_without = _without(shape, loads, computed.computed_loads)
-    chosen = choose_ratio(profile, shape_without, remaining, r_star)
-    early = choose_early(profile, shape_without, remaining, chosen.ratio)
+    computed = choose_computed(profile, counts, loads, r_star)
+    remaining, counts_without = _without(counts, loads, computed.computed_loads)
+    chosen = choose_ratio(profile, counts_without, remaining, r_star)
+    early = choose_early(profile, counts_without, remaining, chosen.ratio)
     fused = [
         i
         for i, load in enumerate(loads)
         if is_fused_chunk(load) and i not in computed.computed_loads
     ]
-    exact_s = recompute_ttft_s(profile, shape_without, remaining)
-    if fused and shape_without.fused_tokens and not pays(early.ttft_s, exact_s):
-        tokens = shape_without.fused_tokens
+    exact_s = recompute_ttft_s(profile, counts_without, remaining)
+    if fused and counts_without.fused_tokens and not pays(early.ttft_s, exact_s):
+        tokens = counts_without.fused_tokens
         times = {"exact": _ms(exact_s), "fused": _ms(early.ttft_s)}
         reasons = (*computed.reasons, Reason.NOT_PAYING.format(tokens=tokens, **times))
         everything = tuple(sorted((*fused, *computed.computed_loads)))
@@ -261,54 +265,54 @@ def choose_all(profile: Profile, shape: Shape, loads: Sequence[Load], r_star: fl
     return replace(early, computed_loads=computed.computed_loads, reasons=reasons)
 
 
-def _waits(profile: Profile, shape: Shape, ratio: float, loads: Sequence[Load]) -> bool:
+def _waits(profile: Profile, counts: TokenCounts, ratio: float, loads: Sequence[Load]) -> bool:
     """Whether the model waits for more than the first layer."""
-    waited_s = exposed_s(profile, shape, ratio, loads)
+    waited_s = exposed_s(profile, counts, ratio, loads)
     return waited_s > load_s(profile, loads) * (1 + SLACK)
 
 
-def _computing_s(profile: Profile, shape: Shape, load: Load) -> float:
+def _computing_s(profile: Profile, counts: TokenCounts, load: Load) -> float:
     """Seconds that computing `load` adds to a layer."""
-    return load.tokens * profile.recompute.row_s(shape.prompt_tokens)
+    return load.tokens * profile.recompute.row_s(counts.prompt_tokens)
 
 
 def _without(
-    shape: Shape, loads: Sequence[Load], computed: Sequence[int]
-) -> tuple[list[Load], Shape]:
-    """The loads that remain, and the shape, when those of index `computed` become cache misses."""
+    counts: TokenCounts, loads: Sequence[Load], computed: Sequence[int]
+) -> tuple[list[Load], TokenCounts]:
+    """The loads that remain, and the counts, when those of index `computed` become cache misses."""
     remaining = [load for i, load in enumerate(loads) if i not in computed]
-    fused = max(0, shape.fused_tokens - sum(loads[i].tokens for i in computed if loads[i].fused))
-    rows = shape.computed_rows + sum(loads[i].tokens for i in computed)
-    leading = shape.leading_rows
+    fused = max(0, counts.fused_tokens - sum(loads[i].tokens for i in computed if loads[i].fused))
+    rows = counts.computed_rows + sum(loads[i].tokens for i in computed)
+    leading = counts.leading_rows
     for i, load in enumerate(loads):  # up to the first candidate
         if i in computed:
             leading += load.tokens
         elif load.fused:
             break
-    rows = min(rows, shape.prompt_tokens - fused)
+    rows = min(rows, counts.prompt_tokens - fused)
     return remaining, replace(
-        shape,
+        counts,
         fused_tokens=fused,
         computed_rows=rows,
-        leading_rows=min(leading, rows - shape.unasked_rows),
+        leading_rows=min(leading, rows - counts.unasked_rows),
     )
 
 
 def _why_ratio(
-    profile: Profile, shape: Shape, loads: Sequence[Load], r_star: float, ratio: float
+    profile: Profile, counts: TokenCounts, loads: Sequence[Load], r_star: float, ratio: float
 ) -> str:
-    if not shape.fused_tokens:
+    if not counts.fused_tokens:
         return Reason.NO_CANDIDATES.format(ratio=ratio)
     tokens_by_tier: Counter[str] = Counter()
     for load in loads:
         tokens_by_tier[load.tier] += load.tokens
     sizes = " and ".join(f"{tokens} tokens from {tier}" for tier, tokens in tokens_by_tier.items())
-    waits_s = exposed_s(profile, shape, r_star, loads)
+    waits_s = exposed_s(profile, counts, r_star, loads)
     times = Reason.TIMES.format(
         loads=sizes or "nothing",
         loading=_ms(profile.layers * load_s(profile, loads)),
         r_star=r_star,
-        first=_ms(ttft_s(profile, shape, r_star, loads)),
+        first=_ms(ttft_s(profile, counts, r_star, loads)),
         waiting=_ms(waits_s),
     )
     reason = Reason.LEAST_RATIO if ratio == r_star else Reason.RAISED_RATIO

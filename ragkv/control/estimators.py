@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ragkv.fusion import Selection
 
 from .profile import Profile
-from .shape import Load, Shape, is_fused_chunk
+from .token_counts import Load, TokenCounts, is_fused_chunk
 
 MARGIN = 1.05  # Fusing must be faster by this factor. A smaller gain may be noise.
 # A profile leaves out the time to find entries and to select tokens.
@@ -39,7 +39,7 @@ def load_s(profile: Profile, loads: Sequence[Load]) -> float:
     return sum(_slice_s(profile, load) for load in loads)
 
 
-def ttft_s(profile: Profile, shape: Shape, ratio: float, loads: Sequence[Load]) -> float:
+def ttft_s(profile: Profile, counts: TokenCounts, ratio: float, loads: Sequence[Load]) -> float:
     """Time to first token of the pipeline, which reads the next layers while it fuses one.
 
     Reading goes on without a pause. So the last wait is for some layer: reading up to it, and then
@@ -47,13 +47,13 @@ def ttft_s(profile: Profile, shape: Shape, ratio: float, loads: Sequence[Load]) 
     entirely are neither read nor placed. A prompt of which nothing is loaded takes as long as its
     prefill, which was measured by itself.
     """
-    if shape.selection is Selection.STATIC and ratio >= 1.0 and shape.fused_tokens:
+    if counts.selection is Selection.STATIC and ratio >= 1.0 and counts.fused_tokens:
         loads = [load for load in loads if not load.fused]
-        shape = Shape(0, shape.computed_rows + shape.fused_tokens, shape.prompt_tokens)
-    if not loads and not shape.fused_tokens:
-        return profile.prefill.at(shape.prompt_tokens)
+        counts = TokenCounts(0, counts.computed_rows + counts.fused_tokens, counts.prompt_tokens)
+    if not loads and not counts.fused_tokens:
+        return profile.prefill.at(counts.prompt_tokens)
     layer_s = load_s(profile, loads)
-    phases = _phases(profile, shape, ratio, hindered_s(profile, loads))
+    phases = _phases(profile, counts, ratio, hindered_s(profile, loads))
     left_s = sum(phase.layers * phase.busy_s for phase in phases)
     took_s = left_s
     read = 0  # layers
@@ -67,11 +67,11 @@ def ttft_s(profile: Profile, shape: Shape, ratio: float, loads: Sequence[Load]) 
     return profile.start_s + max(took_s, profile.layers * layer_s)
 
 
-def exposed_s(profile: Profile, shape: Shape, ratio: float, loads: Sequence[Load]) -> float:
+def exposed_s(profile: Profile, counts: TokenCounts, ratio: float, loads: Sequence[Load]) -> float:
     """Seconds of the time to first token in which the model waits for loading."""
-    phases = _phases(profile, shape, ratio, hindered_s(profile, loads))
+    phases = _phases(profile, counts, ratio, hindered_s(profile, loads))
     busy_s = sum(phase.layers * phase.busy_s for phase in phases)
-    return max(0.0, ttft_s(profile, shape, ratio, loads) - profile.start_s - busy_s)
+    return max(0.0, ttft_s(profile, counts, ratio, loads) - profile.start_s - busy_s)
 
 
 def hindered_s(profile: Profile, loads: Sequence[Load]) -> float:
@@ -83,13 +83,13 @@ def hindered_s(profile: Profile, loads: Sequence[Load]) -> float:
     )
 
 
-def recompute_ttft_s(profile: Profile, shape: Shape, loads: Sequence[Load]) -> float:
+def recompute_ttft_s(profile: Profile, counts: TokenCounts, loads: Sequence[Load]) -> float:
     """Time to first token if all fused chunks are computed; exact chunks and history are loaded as
     before.
     """
     kept = [load for load in loads if not is_fused_chunk(load)]
-    rows = min(shape.prompt_tokens, shape.computed_rows + shape.fused_tokens)
-    return ttft_s(profile, Shape(0, rows, shape.prompt_tokens), 0.0, kept)
+    rows = min(counts.prompt_tokens, counts.computed_rows + counts.fused_tokens)
+    return ttft_s(profile, TokenCounts(0, rows, counts.prompt_tokens), 0.0, kept)
 
 
 def pays(fused_s: float, recompute_s: float) -> bool:
@@ -114,29 +114,29 @@ def _slice_s(profile: Profile, load: Load) -> float:
     )
 
 
-def _phases(profile: Profile, shape: Shape, ratio: float, hindered_s: float) -> list[Phase]:
+def _phases(profile: Profile, counts: TokenCounts, ratio: float, hindered_s: float) -> list[Phase]:
     """The layers of a prompt in the order in which they are computed.
 
     In the last layer only keys and values of the rows, and one row's output, are computed; the
     profile counts its time in the other layers.
     """
     layers = max(1, profile.layers - 1)
-    keys = shape.prompt_tokens
+    keys = counts.prompt_tokens
     at = profile.recompute.at
-    placing_s = profile.place_token_layer_s * shape.placed_tokens + hindered_s
-    selected = ratio * shape.fused_tokens
-    selected_s = placing_s + at(shape.computed_rows + selected, keys)
-    if shape.selection is Selection.STATIC or not selected:
+    placing_s = profile.place_token_layer_s * counts.placed_tokens + hindered_s
+    selected = ratio * counts.fused_tokens
+    selected_s = placing_s + at(counts.computed_rows + selected, keys)
+    if counts.selection is Selection.STATIC or not selected:
         return [Phase(layers, selected_s, True)]
-    if shape.selection is Selection.NARROWING:
-        all_s = placing_s + at(shape.computed_rows + shape.fused_tokens, keys)
+    if counts.selection is Selection.NARROWING:
+        all_s = placing_s + at(counts.computed_rows + counts.fused_tokens, keys)
         return [Phase(1, all_s, True), Phase(layers - 1, selected_s, True)]
-    asked = min(layers, shape.asked_layers)
-    early = shape.early_tokens
-    asking_s = placing_s + at(shape.computed_rows - shape.unasked_rows + early, keys)
-    again_s = at(shape.computed_rows - shape.leading_rows + selected, keys)
+    asked = min(layers, counts.asked_layers)
+    early = counts.early_tokens
+    asking_s = placing_s + at(counts.computed_rows - counts.unasked_rows + early, keys)
+    again_s = at(counts.computed_rows - counts.leading_rows + selected, keys)
     return [
         Phase(asked, asking_s, True),
         Phase(asked, again_s, False),
-        Phase(layers - asked, placing_s + at(shape.computed_rows + selected + early, keys), True),
+        Phase(layers - asked, placing_s + at(counts.computed_rows + selected + early, keys), True),
     ]

@@ -19,7 +19,7 @@ from .decision import belongs_in_memory
 from .measuring import Measuring
 from .present_profile import PresentProfile
 from .profile import Profile, save
-from .shape import Shape
+from .token_counts import TokenCounts
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Profiler(Closing):
         method = self.controller.methods.of({})
         selector = method.selector
         asked = selector.asked_layers(self.present.adapter.layer_count)
-        like = Shape(0, 0, 0, selection=selector.selection, asked_layers=asked.stop)
+        like = TokenCounts(0, 0, 0, selection=selector.selection, asked_layers=asked.stop)
         return belongs_in_memory(profile, tokens, like, method.ratio, used, room)
 
     def _run(self) -> None:

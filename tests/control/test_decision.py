@@ -20,13 +20,13 @@ from ragkv.control.decision import (
 )
 from ragkv.control.estimators import MARGIN, load_s, ttft_s
 from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed
-from ragkv.control.shape import Load, Shape
+from ragkv.control.token_counts import Load, TokenCounts
 from ragkv.fusion import Selection
 
 from .profiles import disk, profile
 
 # a layer takes 1.1 s at ratio 0, 2.1 s at 1
-SHAPE = Shape(fused_tokens=100, computed_rows=10, prompt_tokens=110)
+COUNTS = TokenCounts(fused_tokens=100, computed_rows=10, prompt_tokens=110)
 LOADS = [Load("disk", 50), Load("disk", 50)]
 
 
@@ -41,7 +41,7 @@ class TestRatio:
         self, seconds: float, ratio: float
     ) -> None:
         made = on_disk(seconds)
-        decision = choose_ratio(made, SHAPE, LOADS, 0.15)
+        decision = choose_ratio(made, COUNTS, LOADS, 0.15)
         assert decision.ratio == pytest.approx(ratio)
         computing_s = 1.0 + 0.01 * (10 + 100 * decision.ratio)
         assert computing_s == pytest.approx(load_s(made, LOADS))
@@ -54,7 +54,7 @@ class TestRatio:
             layers=3,
         )
         crossing_at = (3.0 - 1.0 - 0.2 - 10 * 0.021) / (100 * 0.021)  # .757
-        assert choose_ratio(made, SHAPE, LOADS, 0.15).ratio == 0.75 < crossing_at
+        assert choose_ratio(made, COUNTS, LOADS, 0.15).ratio == 0.75 < crossing_at
 
     @pytest.mark.parametrize(
         ("seconds", "ratio"), [(0.0, 0.15), (1.2, 0.15), (1.25, 0.15), (2.2, 1.0), (50.0, 1.0)]
@@ -62,31 +62,31 @@ class TestRatio:
     def test_the_ratio_is_never_below_r_star_and_never_above_one(
         self, seconds: float, ratio: float
     ) -> None:
-        decision = choose_ratio(on_disk(seconds), SHAPE, LOADS, 0.15)
+        decision = choose_ratio(on_disk(seconds), COUNTS, LOADS, 0.15)
         assert decision.ratio == ratio
         assert ("more would cost time" in decision.reasons[0]) == (ratio < 1)
 
     def test_the_ratio_is_r_star_if_no_ratio_changes_the_recompute_time(self) -> None:
-        assert choose_ratio(on_disk(9.0), Shape(0, 10, 110), LOADS, 0.4).ratio == 0.4
+        assert choose_ratio(on_disk(9.0), TokenCounts(0, 10, 110), LOADS, 0.4).ratio == 0.4
 
     @pytest.mark.parametrize(("asked", "ratio"), [(1, 0.75), (2, 0.15)])
     def test_an_asking_selector_recomputes_more_while_the_layers_above_the_asked_ones_load(
         self, asked: int, ratio: float
     ) -> None:
         """A layer loads in 2.4 s, asking takes 1.1 s, and recompute 1.1 s + r in each of two layers."""
-        shape = dataclasses.replace(SHAPE, selection=Selection.ASKING, asked_layers=asked)
-        assert choose_ratio(on_disk(2.4), shape, LOADS, 0.15).ratio == ratio
+        counts = dataclasses.replace(COUNTS, selection=Selection.ASKING, asked_layers=asked)
+        assert choose_ratio(on_disk(2.4), counts, LOADS, 0.15).ratio == ratio
 
     def test_the_ratio_of_a_checking_selector_is_that_of_its_later_layers_and_stays_zero_at_r_star_zero(
         self,
     ) -> None:
-        narrowing = dataclasses.replace(SHAPE, selection=Selection.NARROWING)
+        narrowing = dataclasses.replace(COUNTS, selection=Selection.NARROWING)
         deep = dataclasses.replace(on_disk(1.6), layers=21, stored_bytes_per_token=21e3)
         # layer 0 takes 2.1 s, in which more is read
         assert choose_ratio(deep, narrowing, LOADS, 0.15).ratio == pytest.approx(0.45)
         # else all would pass layer 0
         assert choose_ratio(on_disk(1.6), narrowing, LOADS, 0.0).ratio == 0.0
-        assert choose_ratio(on_disk(1.6), SHAPE, LOADS, 0.0).ratio == pytest.approx(0.5)
+        assert choose_ratio(on_disk(1.6), COUNTS, LOADS, 0.0).ratio == pytest.approx(0.5)
 
 
 tiers = st.dictionaries(
@@ -103,12 +103,12 @@ class TestTier:
     ) -> None:
         made = profile(tiers=speeds)
         first = {
-            name: ttft_s(made, SHAPE, ratio, [Load(name, 50), Load(name, 50)]) for name in speeds
+            name: ttft_s(made, COUNTS, ratio, [Load(name, 50), Load(name, 50)]) for name in speeds
         }
         quick = [name for name in speeds if first[name] <= DELAY * min(first.values())]
         # never chosen
         with_shared = dataclasses.replace(made, tiers={**speeds, "redis": TierSpeed(0.0, 0.0)})
-        best = choose_tier(with_shared, SHAPE, ratio, LOADS)
+        best = choose_tier(with_shared, COUNTS, ratio, LOADS)
         assert best == ("disk" if "disk" in quick else "memory")
 
     def test_what_reading_takes_of_the_processor_counts_as_delay(self) -> None:
@@ -117,7 +117,7 @@ class TestTier:
         checked = dataclasses.replace(hidden, hindered_s_per_byte=0.002 / 1000)
         for speed, best in ((hidden, "disk"), (checked, "memory")):
             made = profile(tiers={"disk": speed, "memory": TierSpeed(0.0, 0.0)})
-            assert choose_tier(made, SHAPE, 0.15, LOADS) == best
+            assert choose_tier(made, COUNTS, 0.15, LOADS) == best
 
     @pytest.mark.parametrize(
         ("layer_s", "used", "room", "expected"),
@@ -142,7 +142,7 @@ class TestTier:
             layers=30,
             stored_bytes_per_token=30e3,
         )
-        like = Shape(0, 0, 0)
+        like = TokenCounts(0, 0, 0)
         found = belongs_in_memory(made, 128, like, 0.15, used, room)
         assert found is expected
 
@@ -179,29 +179,33 @@ class TestComputedInstead:
         }
         made = profile(tiers=speeds)
         fused = sum(load.tokens for load in loads if load.fused)
-        shape = Shape(fused, question, question + sum(load.tokens for load in loads))
+        counts = TokenCounts(fused, question, question + sum(load.tokens for load in loads))
         slow = [i for i, load in enumerate(loads) if load_s(made, [load]) > load.tokens * 0.01]
         slow.sort(key=lambda i: -load_s(made, [loads[i]]) / loads[i].tokens)
         best = min(
-            self.ttft(made, shape, loads, ratio, tuple(slow[:count]))
+            self.ttft(made, counts, loads, ratio, tuple(slow[:count]))
             for count in range(len(slow) + 1)
         )
-        decision = choose_computed(made, shape, loads, ratio)
+        decision = choose_computed(made, counts, loads, ratio)
         assert set(decision.computed_loads) == set(slow[: len(decision.computed_loads)])
         assert decision.ttft_s == pytest.approx(best)
         assert decision.ttft_s == pytest.approx(
-            self.ttft(made, shape, loads, ratio, decision.computed_loads)
+            self.ttft(made, counts, loads, ratio, decision.computed_loads)
         )
 
     @staticmethod
     def ttft(
-        made: Profile, shape: Shape, loads: list[Load], ratio: float, computed: tuple[int, ...]
+        made: Profile,
+        counts: TokenCounts,
+        loads: list[Load],
+        ratio: float,
+        computed: tuple[int, ...],
     ) -> float:
         """TTFT computed independently of the estimators."""
         kept = [load for i, load in enumerate(loads) if i not in computed]
         misses = sum(loads[i].tokens for i in computed)
         rows = (
-            shape.computed_rows + misses + ratio * sum(load.tokens for load in kept if load.fused)
+            counts.computed_rows + misses + ratio * sum(load.tokens for load in kept if load.fused)
         )
         loading = load_s(made, kept)
         return made.start_s + loading + 2 * max(loading, 1.0 + 0.01 * rows)
@@ -214,20 +218,20 @@ class TestComputedInstead:
         .1 s a layer, in which 100 tokens load at 1 ms each, but not at 4 ms.
         """
         made = profile(tiers={"disk": disk(token_s)}, recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0))
-        shape = dataclasses.replace(SHAPE, selection=Selection.ASKING, asked_layers=2)
+        counts = dataclasses.replace(COUNTS, selection=Selection.ASKING, asked_layers=2)
         loads = [Load("disk", 10)] * 10
-        decision = choose_computed(made, shape, loads, 0.15)
+        decision = choose_computed(made, counts, loads, 0.15)
         assert decision.computed_loads == computed
         rows = 10 * len(computed)  # exact, so they are not computed again
         rest = dataclasses.replace(
-            shape, fused_tokens=100 - rows, computed_rows=10 + rows, leading_rows=rows
+            counts, fused_tokens=100 - rows, computed_rows=10 + rows, leading_rows=rows
         )
         assert decision.ttft_s == ttft_s(made, rest, 0.15, loads[len(computed) :])
 
     def test_a_fixed_load_is_never_computed(self) -> None:
         made = profile(tiers={"disk": disk(1.0)})
         loads = [Load("disk", 50, fused=False, fixed=True), Load("disk", 50)]
-        assert choose_computed(made, Shape(50, 10, 110), loads, 0.15).computed_loads == (1,)
+        assert choose_computed(made, TokenCounts(50, 10, 110), loads, 0.15).computed_loads == (1,)
 
     def test_a_chunk_that_ends_the_prompt_may_be_computed_although_its_last_token_is_forced(
         self,
@@ -237,14 +241,14 @@ class TestComputedInstead:
         """
         made = profile(tiers={"disk": disk(1.0)})
         assert choose_computed(
-            made, Shape(99, 1, 100), [Load("disk", 100)], 0.15
+            made, TokenCounts(99, 1, 100), [Load("disk", 100)], 0.15
         ).computed_loads == (0,)
 
 
 class TestEarly:
     """Of 20 layers the question asks over 10. Asking takes 1.1 s a layer, an early token 10 ms."""
 
-    SHAPE = dataclasses.replace(SHAPE, selection=Selection.ASKING, asked_layers=10)
+    COUNTS = dataclasses.replace(COUNTS, selection=Selection.ASKING, asked_layers=10)
 
     @staticmethod
     def disk(seconds: float) -> Profile:
@@ -261,18 +265,18 @@ class TestEarly:
         takes longer than all work, the upper layers wait, too.
         """
         made = self.disk(seconds)
-        decision = choose_early(made, self.SHAPE, LOADS, 0.15)
+        decision = choose_early(made, self.COUNTS, LOADS, 0.15)
         assert decision.early == early
         assert bool(decision.reasons) == bool(early)
-        at_once_s = ttft_s(made, self.SHAPE, 0.15, LOADS)
+        at_once_s = ttft_s(made, self.COUNTS, 0.15, LOADS)
         assert at_once_s <= decision.ttft_s <= at_once_s * DELAY
 
     def test_none_are_where_nothing_is_asked_or_all_is_chosen(self) -> None:
         made = self.disk(1.5)
-        assert choose_early(made, SHAPE, LOADS, 0.15).early == 0
-        assert choose_early(made, self.SHAPE, LOADS, 0.0).early == 0
-        assert choose_early(made, self.SHAPE, LOADS, 1.0).early == 0
-        assert choose_early(made, self.SHAPE, LOADS, 0.97).early == 0
+        assert choose_early(made, COUNTS, LOADS, 0.15).early == 0
+        assert choose_early(made, self.COUNTS, LOADS, 0.0).early == 0
+        assert choose_early(made, self.COUNTS, LOADS, 1.0).early == 0
+        assert choose_early(made, self.COUNTS, LOADS, 0.97).early == 0
 
     def test_the_decision_of_a_request_has_them(self) -> None:
         """A row takes 20 ms, so no chunk loads slower than it is computed."""
@@ -281,9 +285,9 @@ class TestEarly:
             prefill=LengthFit(100.0, 0.03, 0.0),
             recompute=RecomputeFit(0.0, 0.0, 0.02, 0.0),
         )
-        decision = choose_all(made, self.SHAPE, LOADS, 0.15)
+        decision = choose_all(made, self.COUNTS, LOADS, 0.15)
         assert decision == dataclasses.replace(
-            choose_early(made, self.SHAPE, LOADS, decision.ratio), reasons=decision.reasons
+            choose_early(made, self.COUNTS, LOADS, decision.ratio), reasons=decision.reasons
         )
         assert decision.early > 0
         assert len(decision.reasons) == 2
@@ -299,11 +303,11 @@ class TestDecide:
             made, recompute=RecomputeFit(0.0, 0.0, 0.02, 0.0), prefill=slow_prefill
         )
         loads = [Load("disk", 100), Load("redis", 20)]
-        decision = choose_all(made, Shape(120, 10, 130), loads, 0.15)
+        decision = choose_all(made, TokenCounts(120, 10, 130), loads, 0.15)
         assert decision.computed_loads == (1,)
         assert decision.ratio == pytest.approx((1.6 - 0.02 * 30) / 2.0)
         assert len(decision.reasons) == 2
-        assert decision.ttft_s <= ttft_s(made, Shape(120, 10, 130), 0.15, loads)
+        assert decision.ttft_s <= ttft_s(made, TokenCounts(120, 10, 130), 0.15, loads)
 
     @given(
         st.lists(chunk, max_size=5),
@@ -324,11 +328,11 @@ class TestDecide:
             tiers={"memory": TierSpeed(0.0, 0.0), "disk": disk(of_disk), "redis": disk(of_remote)}
         )
         fused = sum(load.tokens for load in loads if load.fused)
-        shape = Shape(fused, 5, 5 + sum(load.tokens for load in loads), selection)
-        decision = choose_all(made, shape, loads, r_star)
-        assert decision.ttft_s <= ttft_s(made, shape, r_star, loads) * MARGIN * DELAY * (1 + 1e-9)
+        counts = TokenCounts(fused, 5, 5 + sum(load.tokens for load in loads), selection)
+        decision = choose_all(made, counts, loads, r_star)
+        assert decision.ttft_s <= ttft_s(made, counts, r_star, loads) * MARGIN * DELAY * (1 + 1e-9)
         assert r_star <= decision.ratio <= 1
 
     def test_without_loads_the_decision_is_r_star(self) -> None:
-        decision = choose_all(profile(), Shape(0, 10, 10), [], 0.15)
+        decision = choose_all(profile(), TokenCounts(0, 10, 10), [], 0.15)
         assert (decision.ratio, decision.computed_loads) == (0.15, ())

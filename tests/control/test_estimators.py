@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from ragkv.control.controller import rows_share
 from ragkv.control.estimators import exposed_s, load_s, ttft_s
 from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed, TimedPoint
-from ragkv.control.shape import Load, Shape
+from ragkv.control.token_counts import Load, TokenCounts
 from ragkv.fusion import Plan, Span, SpanKind, SpanState
 from ragkv.fusion.selectors import Attention, Selection
 from ragkv.fusion.static_selectors import FirstK
 
 from .profiles import disk, profile
 
-SHAPE = Shape(fused_tokens=100, computed_rows=10, prompt_tokens=110)
+COUNTS = TokenCounts(fused_tokens=100, computed_rows=10, prompt_tokens=110)
 FREE = LengthFit(0.0, 0.0, 0.0)
 
 times = st.floats(0, 10)
@@ -34,7 +34,9 @@ profiles = st.builds(
 )
 ratios = st.floats(0, 1)
 shapes = st.builds(
-    lambda fused, computed, exact, kind: Shape(fused, computed, fused + computed + exact, kind, 2),
+    lambda fused, computed, exact, kind: TokenCounts(
+        fused, computed, fused + computed + exact, kind, 2
+    ),
     *(st.integers(0, 500),) * 3,
     st.sampled_from(Selection),
 )
@@ -46,25 +48,25 @@ def test_recompute_time_counts_selected_tokens_the_question_placing_and_the_keys
     placing = profile(place_token_layer_s=0.001)
     seeing = profile(recompute=RecomputeFit(0.0, 0.0, 0.01, 0.001))
 
-    def layer_s(made: Profile, ratio: float, shape: Shape) -> float:
+    def layer_s(made: Profile, ratio: float, counts: TokenCounts) -> float:
         """Of the two whose work counts, if loading takes no time."""
-        return (ttft_s(made, shape, ratio, [Load("memory", 100)]) - made.start_s) / 2
+        return (ttft_s(made, counts, ratio, [Load("memory", 100)]) - made.start_s) / 2
 
-    assert layer_s(profile(), 0.0, SHAPE) == pytest.approx(1 + 0.01 * 10)
-    assert layer_s(profile(), 0.5, SHAPE) == pytest.approx(1 + 0.01 * 60)
-    assert layer_s(placing, 0.5, SHAPE) == pytest.approx(1 + 0.01 * 60 + 0.001 * 100)
+    assert layer_s(profile(), 0.0, COUNTS) == pytest.approx(1 + 0.01 * 10)
+    assert layer_s(profile(), 0.5, COUNTS) == pytest.approx(1 + 0.01 * 60)
+    assert layer_s(placing, 0.5, COUNTS) == pytest.approx(1 + 0.01 * 60 + 0.001 * 100)
 
-    assert layer_s(seeing, 0.0, Shape(0, 10, 100)) == pytest.approx(10 * (0.01 + 0.1))
+    assert layer_s(seeing, 0.0, TokenCounts(0, 10, 100)) == pytest.approx(10 * (0.01 + 0.1))
 
 
 def test_with_a_checking_selector_every_candidate_passes_the_first_layer() -> None:
-    narrowing = dataclasses.replace(SHAPE, selection=Selection.NARROWING)
+    narrowing = dataclasses.replace(COUNTS, selection=Selection.NARROWING)
     assert ttft_s(profile(), narrowing, 0.1, []) == pytest.approx(0.5 + (1 + 1.1) + (1 + 0.2))
-    assert ttft_s(profile(), narrowing, 0.0, []) == ttft_s(profile(), SHAPE, 0.0, [])
+    assert ttft_s(profile(), narrowing, 0.0, []) == ttft_s(profile(), COUNTS, 0.0, [])
 
 
 def test_an_asking_selector_recomputes_while_the_layers_above_the_asked_ones_load() -> None:
-    asking = dataclasses.replace(SHAPE, selection=Selection.ASKING, asked_layers=2)
+    asking = dataclasses.replace(COUNTS, selection=Selection.ASKING, asked_layers=2)
     free = [Load("memory", 100)]
     # asking takes 1.1 s a layer, recompute 1.6 s
     assert ttft_s(profile(), asking, 0.5, free) == pytest.approx(0.5 + 2 * 1.1 + 2 * 1.6)
@@ -86,15 +88,15 @@ def test_an_asking_selector_recomputes_while_the_layers_above_the_asked_ones_loa
 
 def test_the_model_waits_for_what_recompute_does_not_hide() -> None:
     slow = [Load("disk", 100)]
-    assert exposed_s(profile(), SHAPE, 0.5, slow) == pytest.approx(300 - 2 * 1.6)
+    assert exposed_s(profile(), COUNTS, 0.5, slow) == pytest.approx(300 - 2 * 1.6)
     quick = profile(tiers={"disk": disk(0.01)})
-    assert exposed_s(quick, SHAPE, 0.5, slow) == pytest.approx(1.0)  # the first layer
-    assert exposed_s(quick, SHAPE, 0.5, []) == 0.0
+    assert exposed_s(quick, COUNTS, 0.5, slow) == pytest.approx(1.0)  # the first layer
+    assert exposed_s(quick, COUNTS, 0.5, []) == 0.0
 
 
 def test_checks_and_unpacking_delay_every_layer_that_is_read() -> None:
     busy = profile(tiers={"disk": dataclasses.replace(disk(0.0), hindered_s_per_byte=1e-6)})
-    took_s = ttft_s(busy, SHAPE, 0.5, [Load("disk", 100)])
+    took_s = ttft_s(busy, COUNTS, 0.5, [Load("disk", 100)])
     assert took_s == pytest.approx(0.5 + 2 * (1.6 + 0.1))
     slower = busy.tier("disk").times(5.0)
     assert slower.hindered_s_per_byte == 1e-6, "a slower disk is as quick to check"
@@ -112,7 +114,7 @@ def test_the_share_of_rows_counts_the_question_twice_up_to_the_last_asked_layer(
     assert rows_share(plan, asking, 0.0, 4) == pytest.approx(10 / 110)
     assert rows_share(plan, FirstK(), 0.0, 4) == pytest.approx(10 / 110)
     assert rows_share(plan, FirstK(), 1.0, 4) == 1.0
-    assert Shape.of(plan, asking, 4, early=7).early_tokens == 7
+    assert TokenCounts.of(plan, asking, 4, early=7).early_tokens == 7
 
 
 def test_loading_takes_bytes_over_bandwidth_plus_one_latency_per_slice() -> None:
@@ -181,13 +183,17 @@ def test_ttft_is_the_first_layers_load_plus_the_longer_of_load_and_recompute_per
     seconds_a_token: float, ttft: float
 ) -> None:
     tiers = {"disk": disk(seconds_a_token)}
-    assert ttft_s(profile(tiers=tiers), SHAPE, 0.5, [Load("disk", 100)]) == pytest.approx(ttft)
+    assert ttft_s(profile(tiers=tiers), COUNTS, 0.5, [Load("disk", 100)]) == pytest.approx(ttft)
 
 
 def test_entries_recomputed_entirely_are_not_loaded() -> None:
     loads = [Load("disk", 100), Load("disk", 5, fused=False)]
-    assert ttft_s(profile(), Shape(100, 10, 115), 1.0, loads) == pytest.approx(0.5 + 5 + 2 * 5)
-    narrowing = Shape(100, 10, 115, Selection.NARROWING)  # loaded all the same, to be compared
+    assert ttft_s(profile(), TokenCounts(100, 10, 115), 1.0, loads) == pytest.approx(
+        0.5 + 5 + 2 * 5
+    )
+    narrowing = TokenCounts(
+        100, 10, 115, Selection.NARROWING
+    )  # loaded all the same, to be compared
     assert ttft_s(profile(), narrowing, 1.0, loads) == pytest.approx(0.5 + 105 + 2 * 105)
 
 
@@ -200,26 +206,27 @@ def test_entries_recomputed_entirely_are_not_loaded() -> None:
     st.floats(0, 1),
 )
 def test_ttft_never_falls_with_the_ratio_or_a_slower_tier(
-    made: Profile, shape: Shape, ratio: float, tokens: list[int], one: float, other: float
+    made: Profile, counts: TokenCounts, ratio: float, tokens: list[int], one: float, other: float
 ) -> None:
     loads = [Load("disk", count) for count in tokens]
     fast, slow = (
         dataclasses.replace(made, tiers={"disk": disk(at)}, prefill=FREE)
         for at in sorted((one, other))
     )
-    assert ttft_s(fast, shape, ratio, loads) <= ttft_s(slow, shape, ratio, loads) + 1e-9
+    assert ttft_s(fast, counts, ratio, loads) <= ttft_s(slow, counts, ratio, loads) + 1e-9
     assert (
-        ttft_s(slow, shape, ratio / 2, loads) <= ttft_s(slow, shape, min(ratio, 0.99), loads) + 1e-9
+        ttft_s(slow, counts, ratio / 2, loads)
+        <= ttft_s(slow, counts, min(ratio, 0.99), loads) + 1e-9
     )
     assert (
-        ttft_s(slow, shape, ratio, loads)
-        <= ttft_s(slow, shape, ratio, [*loads, Load("disk", 1)]) + 1e-9
+        ttft_s(slow, counts, ratio, loads)
+        <= ttft_s(slow, counts, ratio, [*loads, Load("disk", 1)]) + 1e-9
         or ratio == 1
     )
 
 
 def test_a_shape_with_more_tokens_than_the_prompt_is_refused() -> None:
     with pytest.raises(ValueError, match="110"):
-        Shape(101, 10, 110)
+        TokenCounts(101, 10, 110)
     with pytest.raises(ValueError, match="-1"):
-        Shape(-1, 0, 5)
+        TokenCounts(-1, 0, 5)

@@ -1,4 +1,4 @@
-"""The shape of a prompt, as the controller sees it: the number of tokens of each kind, and the
+"""A prompt as the controller sees it: the number of tokens of each kind, and the
 bytes to read.
 """
 
@@ -9,7 +9,7 @@ from ragkv.fusion import Plan, Selection, Selector, Span, SpanKind, SpanState
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class TokenCounts:
     """The token counts of a request, which do not depend on the ratio."""
 
     fused_tokens: int  # N, the candidates: reused, neither exact nor computed
@@ -26,7 +26,7 @@ class Shape:
 
     @classmethod
     def of(cls, plan: Plan, selector: Selector, layers: int, early: int = 0) -> Self:
-        """The shape of a prompt, on a model of so many layers."""
+        """The counts of a prompt, on a model of so many layers."""
         fused = len(plan.candidates)
         computed = plan.computed.numel()
         return cls(
