@@ -26,7 +26,7 @@ import torch
 from benchmarks import report
 from benchmarks.ttft_world import MODELS, QUESTION_TOKENS, REAL, World, model_of
 from ragkv.config import R_STAR
-from ragkv.control.present_profile import OUTCOMES
+from ragkv.control.profile_in_use import OUTCOMES
 from ragkv.fusion import budget
 from ragkv.prompt import PrefilledPrompt
 from ragkv.types import Reuse

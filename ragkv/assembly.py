@@ -14,7 +14,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from .config import MIB, EngineConfig
-from .control import Controller, Methods, PresentProfile, Profiler
+from .control import Controller, Methods, ProfileInUse, Profiler
 from .control.gate_result import FILE_NAME as GATE_FILE
 from .control.gate_result import GateResult
 from .control.gate_result import load as load_gate_result
@@ -147,9 +147,9 @@ def assembled(
         readers = Readers(config.store.reader_threads)
         opened.callback(readers.close)
         fusor = Fusor(model.adapter, readers, config.fusion.read_ahead_layers, config.fusion.seed)
-        present = PresentProfile(model.adapter, identity, store, config.store.directory)
-        controller = Controller(present, methods)
-        profiler = Profiler(present, controller, fusor, idle_time, config, block_writer.store)
+        in_use = ProfileInUse(model.adapter, identity, store, config.store.directory)
+        controller = Controller(in_use, methods)
+        profiler = Profiler(in_use, controller, fusor, idle_time, config, block_writer.store)
 
         # who answers
         backend: AnswerBackend
@@ -163,7 +163,7 @@ def assembled(
 
         # what a home may have from before
         # Read once: no other process measures this store while it is open.
-        if (profile := present.saved()) is not None:
+        if (profile := in_use.saved()) is not None:
             profiler.use(profile)
         if _has_sessions(config, block_writer.store):
             sessions.begin(_kept_in(config))

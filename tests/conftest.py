@@ -13,7 +13,7 @@ import pytest_socket
 import torch
 
 from ragkv import Engine
-from ragkv.control import controller, present_profile, profiler
+from ragkv.control import controller, profile_in_use, profiler
 from ragkv.model.cpu import product_speed
 from tests.cluster.servers import RedisServer, S3Server, with_credentials
 from tests.reader import READER
@@ -37,7 +37,7 @@ def _speeds_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("speeds")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(product_speed, "cache_folder", lambda _: folder)
-        patch.setattr(present_profile, "cache_folder", lambda _: folder / "profiles")
+        patch.setattr(profile_in_use, "cache_folder", lambda _: folder / "profiles")
         yield
 
 
@@ -50,7 +50,7 @@ def _profiles_on_demand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     """
     profiles = tmp_path_factory.mktemp("profiles")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(present_profile, "cache_folder", lambda kind: profiles / kind)
+        patch.setattr(profile_in_use, "cache_folder", lambda kind: profiles / kind)
         patch.setattr(profiler, "QUIET_S", 3600.0)
         patch.setattr(controller, "MOST_ROWS", math.inf)
         yield

@@ -24,7 +24,7 @@ def profile(
     with options.engine() as engine:
         with output.progress("measuring") as on_progress:
             measured = engine.parts.profiler.measure(quick=quick, on_progress=on_progress)
-        path = engine.parts.profiler.present.file
+        path = engine.parts.profiler.in_use.file
         dtype_why = engine.stats().dtype_why
     if as_json:
         print_json({**dataclasses.asdict(measured), "dtype_why": dtype_why, "file": path})

@@ -6,9 +6,9 @@ and corrected by the times of requests. The pure arithmetic is in `decision.py` 
 
 from .controller import Controller
 from .method import Method, Methods
-from .present_profile import PresentProfile
 from .profile import Profile
+from .profile_in_use import ProfileInUse
 from .profiler import Profiler
 from .reasons import Why
 
-__all__ = ["Controller", "Method", "Methods", "PresentProfile", "Profile", "Profiler", "Why"]
+__all__ = ["Controller", "Method", "Methods", "ProfileInUse", "Profile", "Profiler", "Why"]

@@ -7,14 +7,14 @@ from ragkv.fusion import PassResult, Plan, Recompute
 from .decision import choose_all, choose_computed
 from .estimators import load_s, ttft_s
 from .method import Method
-from .present_profile import COMPUTE, PresentProfile
 from .profile import Profile, TierSpeed
+from .profile_in_use import COMPUTE, ProfileInUse
 from .reasons import Why
 from .token_counts import TokenCounts, loads_of
 
 
 def decided(
-    plan: Plan, method: Method, present: PresentProfile, profile: Profile
+    plan: Plan, method: Method, in_use: ProfileInUse, profile: Profile
 ) -> tuple[Plan, Recompute]:
     """The plan with some spans computed, and how the others are recomputed, by the present speeds of
     `profile`, the one in use. At a given ratio a chunk is computed only if loading it from shared storage would
@@ -23,12 +23,12 @@ def decided(
     Raises `RagKVError` if a tier of the prompt was not measured.
     """
     spans, loads = loads_of(plan)
-    counts = TokenCounts.of(plan, method.selector, present.adapter.layer_count)
-    profile, corrected = present.corrected(profile)
+    counts = TokenCounts.of(plan, method.selector, in_use.adapter.layer_count)
+    profile, corrected = in_use.corrected(profile)
     if method.controlled:
         decision = choose_all(profile, counts, loads, method.ratio)
     else:
-        speeds = present.store.speeds()
+        speeds = in_use.store.speeds()
         loads = [replace(one, fixed=one.fixed or one.tier not in speeds) for one in loads]
         decision = choose_computed(profile, counts, loads, method.ratio)
     computed = [spans[index] for index in decision.computed_loads]
@@ -46,7 +46,7 @@ def compare(
     plan: Plan,
     recompute: Recompute,
     passed: PassResult,
-    present: PresentProfile,
+    in_use: ProfileInUse,
     profile: Profile,
 ) -> None:
     """Note how a pass compares with the estimate of `profile`. The outcomes correct its speeds.
@@ -58,14 +58,14 @@ def compare(
     at_once = replace(profile, tiers=tiers, copy_bytes_per_s=None)
     if passed.prompts == 1:  # else the time is that of all
         counts = TokenCounts.of(
-            plan, recompute.selector, present.adapter.layer_count, recompute.early
+            plan, recompute.selector, in_use.adapter.layer_count, recompute.early
         )
         computing_s = ttft_s(at_once, counts, recompute.ratio, loads)
-        present.compare(COMPUTE, passed.pass_s - passed.load_s - passed.others_s, computing_s)
+        in_use.compare(COMPUTE, passed.pass_s - passed.load_s - passed.others_s, computing_s)
     leases = [span.lease for span in spans if span.lease and not span.lease.in_place]
     kinds = {lease.kind for lease in leases}
     if len(kinds) == 1 and (tier := kinds.pop()) in profile.tiers:
         # the rest is computed
         share = passed.bytes_by_tier.get(tier, 0) / sum(one.stored_bytes for one in leases)
         loading_s = load_s(profile, [load for load in loads if load.tier == tier]) * profile.layers
-        present.compare(tier, passed.read_s, share * loading_s)
+        in_use.compare(tier, passed.read_s, share * loading_s)

@@ -12,7 +12,7 @@ from ragkv.fusion import PassResult, Plan, Recompute, Selector, SpanState, budge
 
 from .by_profile import compare, decided
 from .method import Method, Methods
-from .present_profile import PresentProfile
+from .profile_in_use import ProfileInUse
 from .reasons import Reason, Why
 
 # Without a profile, a prompt is computed whole if fusing computes so much of it: small passes
@@ -24,7 +24,7 @@ MOST_ROWS = 0.8
 class Controller:
     """The decisions of one engine."""
 
-    present: PresentProfile
+    in_use: ProfileInUse
     methods: Methods  # how each request is to be computed
 
     def decide(self, plan: Plan, method: Method) -> tuple[Plan, Recompute]:
@@ -33,11 +33,11 @@ class Controller:
         The ratio is chosen if `method` leaves it open, and is at least that of `method`. At a given
         ratio only chunks of shared storage are computed.
         """
-        if (profile := self.present.profile) is None:
-            plan, recompute = self._counted(plan, method, self.present.refusal)
+        if (profile := self.in_use.profile) is None:
+            plan, recompute = self._counted(plan, method, self.in_use.refusal)
         else:
             try:
-                plan, recompute = decided(plan, method, self.present, profile)
+                plan, recompute = decided(plan, method, self.in_use, profile)
             except RagKVError as error:  # a tier was not measured
                 plan, recompute = self._counted(plan, method, str(error))
         count = len(plan.candidates)
@@ -57,7 +57,7 @@ class Controller:
         if not method.controlled:
             return plan, Recompute(method.selector, method.ratio)
         fused = [span for span in plan.spans if span.state is SpanState.FUSED]
-        share = rows_share(plan, method.selector, method.ratio, self.present.adapter.layer_count)
+        share = rows_share(plan, method.selector, method.ratio, self.in_use.adapter.layer_count)
         reason = Reason.UNPROFILED.format(ratio=method.ratio, error=error)
         if fused and share > MOST_ROWS:
             plan = plan.computing(fused, Why.NO_GAIN)
@@ -67,8 +67,8 @@ class Controller:
 
     def compare(self, plan: Plan, recompute: Recompute, passed: PassResult) -> None:
         """Compare what a pass took with the profile's estimate, if there is a profile."""
-        if (profile := self.present.profile) is not None:
-            compare(plan, recompute, passed, self.present, profile)
+        if (profile := self.in_use.profile) is not None:
+            compare(plan, recompute, passed, self.in_use, profile)
 
 
 def rows_share(plan: Plan, selector: Selector, ratio: float, layers: int) -> float:

@@ -34,8 +34,8 @@ from ragkv.store.tiers import Lease, MemoryLease, MemoryTier, Tier, TierKind
 from ragkv.store.tiers.base import UNLIMITED_BYTES
 
 from .fits import fit_length, fit_recompute, fit_tier
-from .present_profile import PresentProfile
 from .profile import LengthFit, Profile, RecomputeFit, TierSpeed
+from .profile_in_use import ProfileInUse
 
 log = logging.getLogger(__name__)
 
@@ -63,13 +63,13 @@ class Measuring:
 
     def __init__(
         self,
-        present: PresentProfile,
+        in_use: ProfileInUse,
         fusor: Fusor,
         scheduler: Scheduler,
         quick: bool,
         on_progress: Callable[[int, int], None],
     ) -> None:
-        self._present = present
+        self._in_use = in_use
         self._fusor = fusor
         self._scheduler = scheduler
         self._adapter = fusor.adapter
@@ -79,12 +79,12 @@ class Measuring:
             (QUICK_ROUNDS, QUICK_TIER_ROUNDS) if quick else (ROUNDS, TIER_ROUNDS)
         )
         self._lengths = _lengths(self._adapter.context_length, QUICK_LENGTHS if quick else LENGTHS)
-        self._identity = present.identity
+        self._identity = in_use.identity
         self._generator = torch.Generator().manual_seed(0)
         self._stored_bytes_per_token = 0.0
         self._began = time.perf_counter()
         self._done = 0
-        tiers = present.store.tiers
+        tiers = in_use.store.tiers
         # memory is the same in every store, and reads of remote tiers are timed while they are used
         self._below = [
             tier for tier in tiers if not tier.is_remote and tier.kind != TierKind.MEMORY
@@ -98,7 +98,7 @@ class Measuring:
         start_s = self._start_s()
         prefill, recompute, placing_s = self._passes(start_s)
         tiers = {TierKind.MEMORY: self._tier(MemoryTier(UNLIMITED_BYTES, LRU()))}
-        directory = self._present.directory
+        directory = self._in_use.directory
         if directory is not None:
             make_private_folder(Path(directory))
         for tier in self._below:
@@ -107,7 +107,7 @@ class Measuring:
                     tiers[tier.kind] = self._tier(scratch, Path(folder))
         self._step(self._total - self._done)
         return Profile(
-            subject=self._present.subject,
+            subject=self._in_use.subject,
             layers=adapter.layer_count,
             kv_bytes_per_token=adapter.kv_bytes_per_token,
             stored_bytes_per_token=self._stored_bytes_per_token,

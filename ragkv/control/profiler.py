@@ -17,8 +17,8 @@ from ragkv.store.store import Store
 from .controller import Controller
 from .decision import belongs_in_memory
 from .measuring import Measuring
-from .present_profile import PresentProfile
 from .profile import Profile, save
+from .profile_in_use import ProfileInUse
 from .token_counts import TokenCounts
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ QUIET_S = 3.0  # without a request, before an engine measures by itself
 class Profiler(Closing):
     """Brings a profile into use in one engine: the saved one, or one that it measures."""
 
-    present: PresentProfile
+    in_use: ProfileInUse
     controller: Controller
     fusor: Fusor
     idle_time: IdleTime
@@ -43,14 +43,14 @@ class Profiler(Closing):
         """Use `profile` from now on: for decisions, for what is kept in memory, and for how much of
         a history is worth keeping. Raises `ProfileError` if it is of another model or machine.
         """
-        self.present.use(profile)
+        self.in_use.use(profile)
         target_ms = self.config.store.ttft_target_ms
         if target_ms is not None:
             self.history.limits.retarget(
                 profile.xi_blocks(target_ms, self.config.session.block_tokens)
             )
         if self.config.controller.limit_memory:
-            self.present.store.limits.limit_memory(self._in_memory)
+            self.in_use.store.limits.limit_memory(self._in_memory)
 
     def measure(
         self, *, quick: bool = False, on_progress: Callable[[int, int], None] | None = None
@@ -62,18 +62,18 @@ class Profiler(Closing):
         `on_progress(done, total)` is called after each measurement.
         """
         report = on_progress or (lambda _done, _total: None)
-        measuring = Measuring(self.present, self.fusor, self.idle_time.scheduler, quick, report)
+        measuring = Measuring(self.in_use, self.fusor, self.idle_time.scheduler, quick, report)
         profile = measuring.profile()
         self.use(profile)
-        save(profile, self.present.folder)
+        save(profile, self.in_use.folder)
         return profile
 
     def start(self) -> None:
         """Measure in the background while no request runs, unless a profile is in use."""
-        if self.present.profile is None:
+        if self.in_use.profile is None:
             log.info(
                 "The loading controller measures this machine while no request runs. %s",
-                self.present.refusal,
+                self.in_use.refusal,
             )
             later = "the controller goes on without a profile; `ragkv profile` measures one"
             self._thread = begun(self._run, "ragkv-profiler", later)
@@ -89,11 +89,11 @@ class Profiler(Closing):
         """Whether an entry of so many tokens belongs in memory, if a request `used` it, or if there
         is `room`.
         """
-        assert self.present.profile is not None
-        profile, _ = self.present.corrected(self.present.profile)
+        assert self.in_use.profile is not None
+        profile, _ = self.in_use.corrected(self.in_use.profile)
         method = self.controller.methods.of({})
         selector = method.selector
-        asked = selector.asked_layers(self.present.adapter.layer_count)
+        asked = selector.asked_layers(self.in_use.adapter.layer_count)
         like = TokenCounts(0, 0, 0, selection=selector.selection, asked_layers=asked.stop)
         return belongs_in_memory(profile, tokens, like, method.ratio, used, room)
 

@@ -15,8 +15,8 @@ from ragkv import Engine, EngineConfig, StoreConfig
 from ragkv.config import ControllerConfig, SessionConfig
 from ragkv.control import decision
 from ragkv.control.gate_result import GateResult, Point, Tolerance
-from ragkv.control.present_profile import FORGET_S, OUTCOMES
 from ragkv.control.profile import LengthFit, Profile, RecomputeFit, TierSpeed, save
+from ragkv.control.profile_in_use import FORGET_S, OUTCOMES
 from ragkv.control.reasons import Why
 from ragkv.errors import ProfileError
 from ragkv.fusion import PassResult, Plan, Recompute
@@ -52,7 +52,7 @@ def hand_made(made: Engine, disk_token_s: float) -> Profile:
     """
     token_bytes = made.stats().kv_bytes_per_token
     return Profile(
-        subject=made.parts.profiler.present.subject,
+        subject=made.parts.profiler.in_use.subject,
         layers=4,
         kv_bytes_per_token=token_bytes,
         stored_bytes_per_token=float(token_bytes),
@@ -243,7 +243,7 @@ def test_what_requests_took_leads_to_the_quickest_choice_also_if_some_chunks_are
         control = made.parts.controller
         token_bytes = made.stats().kv_bytes_per_token
         made.parts.profiler.use(
-            dataclasses.replace(control.present.profile, prefill=LengthFit(0.0, 0.03 * whole, 0.0))
+            dataclasses.replace(control.in_use.profile, prefill=LengthFit(0.0, 0.03 * whole, 0.0))
         )
         compare = control.compare
 
@@ -268,7 +268,7 @@ def test_what_requests_took_leads_to_the_quickest_choice_also_if_some_chunks_are
             made.prefill(QUESTION, CHUNKS, ratio=1.0)
         assert made.prefill(QUESTION, CHUNKS).reuse.decision[:-1] == reuse.decision[:-1]
         later = SimpleNamespace(monotonic=lambda: time.monotonic() + FORGET_S)
-        monkeypatch.setattr("ragkv.control.present_profile.time", later)
+        monkeypatch.setattr("ragkv.control.profile_in_use.time", later)
         forgotten = made.prefill(QUESTION, CHUNKS).reuse.decision[-2]
     assert ("corrected" in forgotten) == (computing != 1.0), (
         "computing is seen in each pass, so it is not forgotten"
@@ -337,12 +337,12 @@ def test_a_new_profile_is_not_corrected_by_what_was_measured_against_the_old_one
     tmp_path: Path,
 ) -> None:
     with filed(tmp_path, disk_token_s=0.004) as made:
-        present = made.parts.controller.present
+        in_use = made.parts.controller.in_use
         before = made.prefill(QUESTION, CHUNKS).reuse.ratio
         for _ in range(OUTCOMES):
-            present.compare("disk", 100.0, 1.0)
+            in_use.compare("disk", 100.0, 1.0)
         assert "corrected" in " ".join(made.prefill(QUESTION, CHUNKS).reuse.decision)
-        made.parts.profiler.use(present.profile)
+        made.parts.profiler.use(in_use.profile)
         again = made.prefill(QUESTION, CHUNKS).reuse
     assert "corrected" not in " ".join(again.decision)
     assert again.ratio == before

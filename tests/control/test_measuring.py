@@ -23,7 +23,7 @@ def test_a_measured_profile_is_saved_and_used_by_the_next_engine(tmp_path: Path)
         assert made.prefill(QUESTION, CHUNKS).reuse.decision
     assert steps == sorted(steps) and steps[-1][0] == steps[-1][1]
     with engine(tmp_path) as again:
-        assert again.parts.controller.present.profile == measured
+        assert again.parts.controller.in_use.profile == measured
         assert again.prefill(QUESTION, CHUNKS).reuse.decision
     assert set(measured.tiers) == {"memory", "disk"}
     assert measured.tiers["memory"].per_byte_s < 1e-9 and measured.tiers["disk"].points
@@ -51,13 +51,13 @@ def test_an_engine_without_a_profile_measures_one_while_no_request_runs(
     monkeypatch.setattr("ragkv.control.profiler.QUIET_S", 0.01)
     with engine(tmp_path, measure=True) as made:
         with made.parts.scheduler.request():  # nothing is measured while one runs
-            assert not made.parts.profiler.present.file.exists()
+            assert not made.parts.profiler.in_use.file.exists()
         made.parts.profiler._thread.join()
-        measured = made.parts.controller.present.profile
+        measured = made.parts.controller.in_use.profile
     with engine(tmp_path, measure=True) as again:  # and once only
         assert (
             again.parts.profiler._thread is None
-            and again.parts.controller.present.profile == measured
+            and again.parts.controller.in_use.profile == measured
         )
 
 
@@ -70,7 +70,7 @@ def test_an_engine_that_closes_drops_the_measurement_under_way(tmp_path: Path) -
 def test_without_a_directory_memory_alone_is_measured_and_the_users_cache_keeps_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ragkv.control.present_profile.cache_folder", lambda kind: tmp_path / kind)
+    monkeypatch.setattr("ragkv.control.profile_in_use.cache_folder", lambda kind: tmp_path / kind)
     with engine(None, memory=True) as made:
         measured = made.parts.profiler.measure(quick=True)
         assert set(measured.tiers) == {"memory"}
@@ -78,4 +78,4 @@ def test_without_a_directory_memory_alone_is_measured_and_the_users_cache_keeps_
         assert made.prefill(QUESTION, CHUNKS).reuse.decision
     assert [path.name for path in (tmp_path / "profiles").iterdir()] == ["profile.json"]
     with engine(None, memory=True) as again:
-        assert again.parts.controller.present.profile == measured
+        assert again.parts.controller.in_use.profile == measured

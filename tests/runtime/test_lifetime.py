@@ -45,7 +45,7 @@ def test_an_engine_opens_and_closes_without_a_thread_for_its_profile(
     with Engine(tiny_models.model("llama")) as engine:
         profiler = engine.parts.profiler
         with monkeypatch.context() as patch:
-            patch.setattr(profiler.present, "profile", None)  # one may be in the cache folder
+            patch.setattr(profiler.in_use, "profile", None)  # one may be in the cache folder
             patch.setattr(threading.Thread, "start", raising(NO_THREAD))
             profiler.start()
     assert "`ragkv profile` measures one" in caplog.text

@@ -33,7 +33,7 @@ COMPUTE = "compute"  # the key of computing among the outcomes of tiers
 
 
 @dataclass(eq=False)
-class PresentProfile:
+class ProfileInUse:
     """The profile of one model on this machine, with the present speeds."""
 
     adapter: Adapter
