@@ -12,8 +12,8 @@ LangChain and REST front ends convert their messages.
 
 from .catalogue import ChatDocument
 from .chat_engine import ChatAnswer, ChatEngine, ChatInput, ChatPrompt, insert_documents
+from .chat_template import PlainMessage
 from .passage_matcher import PassageMatcher
-from .template import PlainMessage
 from .tools import FoundCalls, Tool, ToolCall, required_form
 
 __all__ = [

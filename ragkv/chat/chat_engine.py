@@ -24,9 +24,9 @@ from ragkv.sessions import Session
 from ragkv.types import Answer, Chunk, Piece, Text, TokenEvent
 
 from .catalogue import ChatDocument, ChunkCatalogue
+from .chat_template import PlainMessage, Rendered, Template, results_at_end
 from .finder import ConversationFinder, FoundConversation
 from .passage_matcher import TextMatch, key_of
-from .template import PlainMessage, Rendered, Template, results_at_end
 from .tools import CallFilter, FoundCalls, Tool, ToolCall, find_calls, response_text
 
 log = logging.getLogger(__name__)

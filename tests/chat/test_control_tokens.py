@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken, normalizers
 
 from ragkv.chat import PlainMessage, ToolCall
-from ragkv.chat.template import Template
+from ragkv.chat.chat_template import Template
 from ragkv.runtime.outside import token_ids
 from tests.toy_tokenizers import byte_tokenizer
 

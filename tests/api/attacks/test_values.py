@@ -26,7 +26,7 @@ from ragkv.api.middleware import ANSWER_PATHS, count_values
 from ragkv.api.routes import ROUTERS
 from ragkv.api.settings import LimitsConfig, QueueConfig
 from ragkv.api.tenants import Tenant
-from ragkv.chat.template import Template
+from ragkv.chat.chat_template import Template
 from ragkv.runtime import Check
 from ragkv.scheduling import Scheduler
 from tests.api.helpers import app_on, client_of, filled, service_of
