@@ -192,6 +192,7 @@ class Engine(Closing):
 
         Raises what `stream` raises.
         """
+        check_kind("session", session, Session)
         request = self.parts.intake.prefill_request(question, chunks, options, answer)
         with self._started(request, session) as (turn, started):
             prefill = started.prefill

@@ -30,6 +30,10 @@ CALLS: dict[str, Callable[[Rag, Engine], Any]] = {
     "max_new_tokens must be a whole number": lambda _, engine: engine.answer(
         [1], max_new_tokens=None
     ),  # type: ignore[typeddict-item]
+    "title must be a text or None, not 5": lambda _, engine: engine.answer([1], title=5),  # type: ignore[typeddict-item]
+    "stop must be a text, not 1": lambda _, engine: engine.answer([1], stop=["a", 1]),  # type: ignore[list-item]
+    "ratio is True": lambda _, engine: engine.answer([1], ratio=True),
+    "session must be Session, not None": lambda _, engine: engine.append(None, [1], [2]),  # type: ignore[arg-type]
     "config must be EngineConfig or None": lambda *_: Engine.from_pretrained(READER, {}),  # type: ignore[arg-type]
     "name must be a text or PathLike": lambda *_: Engine.from_pretrained(None),  # type: ignore[arg-type]
     "engine must be Engine, not None": lambda *_: Corpus(None, None),  # type: ignore[arg-type]

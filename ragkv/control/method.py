@@ -55,7 +55,8 @@ class Methods:
         ratio = options.get("ratio", fusion.ratio)
         reuse = options.get("reuse", "fused")
         selector = options.get("selector")
-        if ratio is not None and (not isinstance(ratio, int | float) or not 0.0 <= ratio <= 1.0):
+        is_number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
+        if ratio is not None and not (is_number and 0.0 <= ratio <= 1.0):
             raise InputError(f"ratio is {ratio!r}; it is a share and must lie in [0, 1].")
         if reuse not in get_args(ReuseMode):
             raise InputError(

@@ -100,6 +100,8 @@ class Intake:
         Raises `InputError`, also for an option that is not in `known`.
         """
         check_names(options, known)
+        title = options.get("title")
+        check_kind("title", title, str, type(None))
         claim = self.claim(options)
         request = Request(
             question=self.token_ids(question),
@@ -110,7 +112,7 @@ class Intake:
             separator=self._separator(options),
             given_answer=self.token_ids(answer),
             raw=bool(options.get("raw")),
-            title=str(options.get("title", "")),
+            title=title or "",
         )
         for ids in (request.question, request.separator, request.given_answer):
             self._check_ids(ids)
@@ -126,6 +128,8 @@ class Intake:
         check_kind("max_new_tokens", max_new_tokens, int)
         check_kind("stop", stop, str, Iterable)
         stops = (stop,) if isinstance(stop, str) else tuple(stop)  # an iterator is read only once
+        for text in stops:
+            check_kind("stop", text, str)
         if max_new_tokens < 1:
             raise InputError(f"max_new_tokens is {max_new_tokens}; it must be at least 1.")
         logprobs = options.get("logprobs")

@@ -98,7 +98,7 @@ class PrefillOptions(TypedDict, total=False):
     # counts from there. It takes the place of `deadline_s` and `cancel`.
     claim: Claim
     separator: str | Sequence[int]  # comes after each chunk that no `Text` follows
-    title: str  # for the conversation, if it has none yet
+    title: str | None  # for the conversation, if it has none yet
     # continue a text: no template follows the question, and the answer keeps the space it begins
     # with
     raw: bool

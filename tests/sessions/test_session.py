@@ -443,6 +443,8 @@ def test_the_first_title_of_a_conversation_stays_and_survives_forks_and_restarts
     with engine_at(tmp_path) as engine:
         session = engine.session("s")
         assert session.title == ""
+        ask(engine, session, 0, title=None)
+        assert session.title == ""
         ask(engine, session, 0, title="Ovens")
         ask(engine, session, 1, title="Pens")
         assert session.fork("t").title == session.title == "Ovens"
