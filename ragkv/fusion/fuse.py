@@ -77,7 +77,9 @@ class TokenChoice:
         self.recompute = recompute
         self.budget = budget(recompute.ratio, len(candidates))
         self.narrows = selector.selection is Selection.NARROWING and self.budget > 0
-        self.asked_layers = selector.asked_layers(layers) if self.budget else range(0)
+        asked_layers = selector.asked_layers(layers) if self.budget else range(0)
+        # without a layer to ask none is placed for it
+        self.asked_layers = asked_layers if asked_layers else range(0)
         # indices of the candidates that are computed from layer 0 on, (C,) ascending
         if self.asked_layers:
             early = min(recompute.early, len(candidates) - self.budget)

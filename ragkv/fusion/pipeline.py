@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from ragkv.errors import EntryDamagedError, EntryUnreachableError, StoreError
+from ragkv.errors import EntryDamagedError, EntryUnreachableError
 from ragkv.model import Adapter, PromptKV, Recording
 from ragkv.model.rope import RotaryTables
 from ragkv.runtime import Closing, openmp
@@ -204,14 +204,16 @@ class LayerReader(Closing):
     def _submit(self, layer: int) -> None:
         if layer >= self._layers:
             return
-        try:
-            self._pending[layer] = [
-                self._readers.pool.submit(self._read_share, share, layer) for share in self._shares
-            ]
-        except RuntimeError as error:  # The system has no thread to give.
-            # Another thread may still read what was queued, so nobody gets this buffer again.
-            self._buffer = None
-            raise StoreError(f"Stored KV cannot be read by a thread: {error}.") from error
+        futures = self._pending[layer] = []
+        for share in self._shares:
+            try:
+                futures.append(self._readers.pool.submit(self._read_share, share, layer))
+            except RuntimeError as error:  # The system has no thread to give.
+                # Another thread may still read what was queued, so nobody gets this buffer again.
+                self._buffer = None
+                self.close()
+                key = self._leases[share[0]].info.key
+                raise EntryUnreachableError(key, f"no thread can read it ({error})") from error
 
     def _read_by_threads(self, layer: int) -> _Slices:
         """Begin the layer that is read ahead now; what the threads read of `layer`."""

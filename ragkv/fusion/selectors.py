@@ -73,7 +73,7 @@ class Selector:
     selection: ClassVar[Selection] = Selection.STATIC  # follows from the methods
 
     def __init_subclass__(cls) -> None:
-        if not hasattr(cls, "name"):
+        if "name" not in vars(cls):  # a subclass of a named selector is another one
             cls.name = cls.__name__
         asks = cls.select_asked is not Selector.select_asked
         if asks is (cls.asked_layers is Selector.asked_layers):
@@ -109,7 +109,8 @@ class Selector:
         """Of an asking selector: `budget(ratio, N)` indices into the candidates, ascending.
 
         `attention` (N,) float32 is the attention of the question's rows to each candidate, averaged
-        over rows, heads and the asked layers.
+        over rows, heads and the asked layers. It is -1 for a candidate that is recomputed already,
+        which must not be chosen again.
         """
         raise NotImplementedError
 

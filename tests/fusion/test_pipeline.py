@@ -7,7 +7,7 @@ from typing import Never
 import pytest
 import torch
 
-from ragkv.errors import EntryDamagedError, EntryUnreachableError, StoreError
+from ragkv.errors import EntryDamagedError, EntryUnreachableError
 from ragkv.fusion import LayerReader, Readers
 from ragkv.store.policies import LRU
 from ragkv.store.stored_form import stored_form
@@ -191,7 +191,7 @@ def test_few_and_small_buffers_are_kept_and_too_small_ones_are_not_handed_out(
     assert readers.take(2 * 4096, CPU).numel() >= 2 * 4096
 
 
-def test_without_a_thread_to_read_it_is_an_error_and_nobody_gets_the_buffer_again(
+def test_what_no_thread_can_read_is_a_miss_and_nobody_gets_the_buffer_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     start = threading.Thread.start
@@ -200,6 +200,7 @@ def test_without_a_thread_to_read_it_is_an_error_and_nobody_gets_the_buffer_agai
     def one_alone(thread: threading.Thread) -> None:
         begun.append(thread)
         if len(begun) > 1:
+            may_read.set()  # what is read is waited for
             raise RuntimeError("can't start new thread")
         start(thread)
 
@@ -217,9 +218,9 @@ def test_without_a_thread_to_read_it_is_an_error_and_nobody_gets_the_buffer_agai
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", one_alone)
             reader = LayerReader(leases, LAYERS, 0, readers, CPU)
-            with reader, pytest.raises(StoreError, match="can't start new thread"):
+            with reader, pytest.raises(EntryUnreachableError, match="can't start new thread") as no:
                 reader.take(0)
-        may_read.set()
+            assert no.value.key == leases[1].info.key
         assert not given_back
         with LayerReader(leases, LAYERS, 2, readers, CPU) as again:
             assert torch.equal(first_slice(again, 0), leases[0].entry.kv[0])

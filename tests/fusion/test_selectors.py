@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from ragkv import Engine
 from ragkv.errors import ConfigError
@@ -122,3 +123,23 @@ def test_the_kind_of_a_selector_follows_from_what_it_writes(
     written: tuple[str, ...], selection: Selection
 ) -> None:
     assert type("Own", (Selector,), body_of(written)).selection is selection  # type: ignore[attr-defined]
+
+
+def test_a_subclass_of_a_selector_has_a_name_of_its_own() -> None:
+    class Mine(Attention):
+        pass
+
+    assert Mine().name == "Mine" and Attention().name == "attention"
+
+
+def test_a_selector_that_asks_in_no_layer_recomputes_nothing_and_places_all(
+    engine: Engine,
+) -> None:
+    class Silent(Attention):
+        def asked_layers(self, layers: int) -> range:
+            return range(layers, layers)
+
+    question = helpers.QUESTION
+    silent = engine.prefill(question, helpers.CHUNKS, selector=Silent(), ratio=0.2)
+    reused = engine.prefill(question, helpers.CHUNKS, ratio=0.0)
+    assert torch.equal(silent.logits, reused.logits)

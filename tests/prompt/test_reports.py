@@ -2,6 +2,8 @@
 
 import math
 import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from ragkv.fusion import Candidates, Selection, Selector, budget, make_selector
 from ragkv.registry import SELECTORS
 from tests import tiny_models
 from tests.engine.helpers import PREFIX, TOKEN_BYTES, A, B, C, Q, counts, engine_of
+from tests.faults import raising
 from tests.fixed import fixed
 
 POOL = [tiny_models.tokens(count, 20 + count) for count in (1, 2, 5, 8, 11, 13)]
@@ -134,3 +137,21 @@ def test_a_selector_without_a_name_has_that_of_its_class(engine: Engine) -> None
             return torch.arange(budget(ratio, len(candidates)))
 
     assert engine.prefill(Q, WARM, ratio=0.5, selector=Nameless()).reuse.selector == "Nameless"
+
+
+def test_a_request_for_which_there_is_no_reader_thread_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = StoreConfig(directory=str(tmp_path), memory_bytes=0)
+    with engine_of(store=config) as engine:
+        engine.entries.encode([A, B])
+        engine.flush()
+        wanted = engine.prefill(Q, [A, B], reuse="none")
+        with monkeypatch.context() as patch:
+            no_thread = RuntimeError("can't start new thread")
+            patch.setattr(ThreadPoolExecutor, "submit", raising(no_thread))
+            alone = engine.prefill(Q, [A, B])
+        after = engine.prefill(Q, [A, B])
+    assert alone.reuse.missed_chunks == 2 and after.reuse.missed_chunks == 0
+    assert any("no thread can read it" in note for note in alone.reuse.notes)
+    torch.testing.assert_close(alone.logits, wanted.logits)
