@@ -49,7 +49,7 @@ class ETLRU(Policy):
         self._departed = Departed(self._forget)
         self._forget_ranks()
 
-    def turn_ended(self, turn: TurnSize) -> None:
+    def turn_prefilled(self, turn: TurnSize) -> None:
         if self._learner.learn(turn, turn.prompt - turn.shared):
             self._model = self._learner.model
             self._rank_all()

@@ -40,7 +40,7 @@ class LiveTier:
             found.append(lease is not None)
             if lease is not None:
                 lease.close()
-        self.tier.ledger.notify_policy(lambda policy: policy.turn_ended(turn))
+        self.tier.ledger.notify_policy(lambda policy: policy.turn_prefilled(turn))
         for index, number in enumerate(numbers):
             if not found[index]:
                 ids = tuple(ids_of(number))

@@ -60,7 +60,7 @@ class Belady(Policy):
         self._uses = 0
         self._departed = Departed(self._forget)
 
-    def turn_ended(self, turn: TurnSize) -> None:
+    def turn_prefilled(self, turn: TurnSize) -> None:
         self._expect(turn.group, (turn.next or NEVER).position)
 
     def used(self, group: str, now: float) -> None:
@@ -139,8 +139,8 @@ class TailBelady(Trimming, Belady):
         super().__init__(settings)
         self._trim: Eviction | None = None  # of the conversation served last
 
-    def turn_ended(self, turn: TurnSize) -> None:
-        super().turn_ended(turn)
+    def turn_prefilled(self, turn: TurnSize) -> None:
+        super().turn_prefilled(turn)
         self._trim = None
         if turn.next is not None:
             keep = max(0, min(turn.next.shared, turn.next.prompt - self.settings.xi_blocks))
@@ -161,8 +161,8 @@ class ThresholdLRU(Trimming, LRU):
         super().__init__(settings)
         self._short: str | None = None  # the conversation served last, if it is too short to keep
 
-    def turn_ended(self, turn: TurnSize) -> None:
-        super().turn_ended(turn)
+    def turn_prefilled(self, turn: TurnSize) -> None:
+        super().turn_prefilled(turn)
         short = turn.length * self.settings.block_tokens < self.THRESHOLD_TOKENS
         self._short = turn.group if short else None
 

@@ -31,7 +31,7 @@ class PrefixTier:
         conversation's own blocks may be evicted too (optional caching), unless caching is `forced`.
         """
         had = self.held.get(turn.group, 0)
-        self.policy.turn_ended(turn)
+        self.policy.turn_prefilled(turn)
         if turn.length != had:
             self._set(turn.group, turn.length, turn.at)
         for eviction in self.policy.trims() if isinstance(self.policy, Trimming) else ():

@@ -98,9 +98,9 @@ class Store(Closing):
         """The entry in the form in which it is stored: `put` takes less time with it."""
         return self._copies.stored_form(entry)
 
-    def turn_ended(self, turn: TurnSize) -> None:
-        """Tell every tier's policy of a conversation's turn that is complete, before the turn's
-        blocks are put.
+    def turn_prefilled(self, turn: TurnSize) -> None:
+        """Tell every tier's policy that a turn's prompt is computed, before its blocks are put. The
+        turn may still be given up.
 
         The blocks are entries whose `group` is the turn's and whose `index` counts them from 0.
         """
@@ -109,7 +109,7 @@ class Store(Closing):
                 or_none(
                     "notify a policy",
                     tier.ledger.notify_policy,
-                    lambda policy: policy.turn_ended(turn),
+                    lambda policy: policy.turn_prefilled(turn),
                 )
 
     def delete(self, key: EntryKey, *, here: bool = False) -> bool:

@@ -53,7 +53,7 @@ class TestEveryPolicy:
         queue = list[tuple[str, int]]()
         for now, (step, group, number) in enumerate(steps):
             if step == "serve":
-                policy.turn_ended(turn(group, float(now), number, number=1 + number % 3))
+                policy.turn_prefilled(turn(group, float(now), number, number=1 + number % 3))
             elif step == "hold":
                 held[group] = number
                 policy.held(group, number, number, float(now))
@@ -129,7 +129,7 @@ def test_a_new_threshold_counts_from_the_next_turn_on(name: str) -> None:
     for number in range(40):
         group = "abc"[number % 3]
         for policy in (changed, other):
-            policy.turn_ended(turn(group, float(number), 6))
+            policy.turn_prefilled(turn(group, float(number), 6))
             policy.held(group, 6, 6, float(number))
         assert changed.victim((), number + 0.5) == other.victim((), number + 0.5)
 

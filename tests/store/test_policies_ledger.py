@@ -71,7 +71,7 @@ class ShelfModel:
             length = index + size
             since = 1.0 if index else None
             turn = TurnSize(now, int(now), group, length, index, length, 1 + index, since)
-            self.ledger.notify_policy(lambda policy: policy.turn_ended(turn))
+            self.ledger.notify_policy(lambda policy: policy.turn_prefilled(turn))
 
     def check(self) -> None:
         held = self.ledger.slots()
@@ -176,7 +176,7 @@ def test_free_blocks_are_evicted_before_blocks_of_older_use() -> None:
     shelf = Shelf(6, make_any_policy("t-lru", PolicySettings(xi_blocks=3, new_blocks=1)))
     for number, group in enumerate("ab"):
         turn = TurnSize(float(number), number, group, 4, 0, 4)
-        shelf.ledger.notify_policy(lambda policy, turn=turn: policy.turn_ended(turn))
+        shelf.ledger.notify_policy(lambda policy, turn=turn: policy.turn_prefilled(turn))
         for index in range(4):
             shelf.add(Item(EntryKey(f"{group}{index}"), 1, group, index), float(number))
     # budget 4 + 1 - 3 = 2 each; b's third and fourth blocks are free too, but younger

@@ -69,11 +69,11 @@ class BlockWriter:
         put = Job(lambda: self.store.put(entry, SAVE_WAIT_S), key, info.size_bytes, entry)
         return self.worker.submit(put, wait_s)
 
-    def turn_ended(self, turn: TurnSize) -> None:
-        """Tell the store's policies of a turn, before they see the blocks that are saved from now
-        on.
+    def turn_prefilled(self, turn: TurnSize) -> None:
+        """Tell the store's policies of a turn whose prompt is computed, before they see the blocks
+        that are saved from now on.
         """
-        self.worker.submit(Job(lambda: self.store.turn_ended(turn)))
+        self.worker.submit(Job(lambda: self.store.turn_prefilled(turn)))
 
     def then(self, action: Callable[[], object]) -> bool:
         """Run `action` once everything saved so far is stored. `False` if it will not run: after

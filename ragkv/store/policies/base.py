@@ -3,7 +3,7 @@ its own.
 
 A policy decides by *groups*. A group is a conversation, whose history is stored as numbered blocks,
 or a single chunk (a group of one block). A tier holds a prefix of a group's blocks, and eviction
-takes the tail first. The policy is told what happens (`turn_ended`, `held`, `used`) and asked what to
+takes the tail first. The policy is told what happens (`turn_prefilled`, `held`, `used`) and asked what to
 evict (`victim`). It never evicts by itself: the tier's ledger, or the simulator, removes
 the blocks and reports what is held afterwards. The live store and the simulator run the same policy
 objects. Not thread-safe: the owner holds its lock.
@@ -70,9 +70,9 @@ class Policy(ABC):
         later decision. One that evicts nothing is an error, which ends the put.
         """
 
-    def turn_ended(self, turn: TurnSize) -> None:  # noqa: B027
-        """A conversation's turn is complete. Called before its blocks are reported held; the group
-        may be unknown.
+    def turn_prefilled(self, turn: TurnSize) -> None:  # noqa: B027
+        """A turn's prompt is computed, and its answer begins. Called before its blocks are reported
+        held. The turn may still be given up, and the group may be unknown.
         """
 
     def used(self, group: str, now: float) -> None:  # noqa: B027

@@ -20,7 +20,7 @@ class LRU(Policy):
         # group -> blocks, the most recently used last
         self._held: OrderedDict[str, int] = OrderedDict()
 
-    def turn_ended(self, turn: TurnSize) -> None:
+    def turn_prefilled(self, turn: TurnSize) -> None:
         self.used(turn.group, turn.at)
 
     def used(self, group: str, now: float) -> None:

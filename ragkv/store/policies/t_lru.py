@@ -62,8 +62,8 @@ class TLRU(LRU):
         """Blocks of the conversation that may still help its next turn: max(0, L + Q^ - xi)."""
         return max(0, turn.length + self._expected.blocks - self.settings.xi_blocks)
 
-    def turn_ended(self, turn: TurnSize) -> None:
-        super().turn_ended(turn)
+    def turn_prefilled(self, turn: TurnSize) -> None:
+        super().turn_prefilled(turn)
         self._expected.learn(turn)
         self._budget[turn.group] = self.budget(turn)
         if turn.group not in self._held:
@@ -159,8 +159,8 @@ class GuardedTLRU(TLRU):
         self._gaps = ReturnGaps()
         self._limit_s = float("inf")
 
-    def turn_ended(self, turn: TurnSize) -> None:
-        super().turn_ended(turn)
+    def turn_prefilled(self, turn: TurnSize) -> None:
+        super().turn_prefilled(turn)
         self._last_turn_at[turn.group] = turn.at
         if turn.since is not None:
             self._gaps.add(turn.since)

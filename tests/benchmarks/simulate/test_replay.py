@@ -126,7 +126,7 @@ def test_a_replay_never_exceeds_its_capacity_and_never_reuses_more_than_is_share
     policy = policy_for(name, trace, xi)
     held: dict[str, int] = {}
     report_held = policy.held
-    served = policy.turn_ended
+    served = policy.turn_prefilled
 
     def recount(group: str, blocks: int, size: int, now: float) -> None:
         assert 0 <= blocks == size
@@ -139,7 +139,7 @@ def test_a_replay_never_exceeds_its_capacity_and_never_reuses_more_than_is_share
 
     # type: ignore[method-assign]
     policy.held = recount
-    policy.turn_ended = check
+    policy.turn_prefilled = check
     done = replay(trace, policy, capacity, forced=forced)
     assert sum(held.values()) <= capacity
     assert all(
