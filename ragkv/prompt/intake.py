@@ -108,7 +108,7 @@ class Intake:
             pieces=self.pieces(chunks),
             method=self._methods.of(options),
             claim=claim,
-            began_s=claim.elapsed_s(),
+            asked_after_s=claim.elapsed_s(),
             separator=self._separator(options),
             given_answer=self.token_ids(answer),
             raw=bool(options.get("raw")),

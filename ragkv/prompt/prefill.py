@@ -121,7 +121,7 @@ class Prefiller:
             logits=passed.logits,
             reuse=replace(reuse, notes=(*reuse.notes, refused)) if refused else reuse,
             timing=Timing(
-                queue_s=elapsed_s - task.request.began_s - lookup_s - own_s,
+                queue_s=elapsed_s - task.request.asked_after_s - lookup_s - own_s,
                 lookup_s=lookup_s,
                 load_s=passed.load_s,
                 fuse_s=passed.fused.place_s,

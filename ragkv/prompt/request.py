@@ -138,7 +138,8 @@ class Request:
     pieces: tuple[Piece, ...]  # chunks, and `Text` between them
     method: Method
     claim: Claim  # the first token's time counts from its beginning
-    began_s: float = 0.0  # the claim's age when question and chunks were tokenized
+    # the claim's age when the engine was asked: question and chunks were found and tokenized
+    asked_after_s: float = 0.0
     separator: tuple[int, ...] = ()  # comes after each chunk that no `Text` follows
     given_answer: tuple[int, ...] = ()  # the answer of a turn, if it is given and not decoded
     max_new_tokens: int = 0  # 0: nothing is decoded

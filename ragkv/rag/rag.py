@@ -170,7 +170,7 @@ class Rag(Closing):
             )
         chunks = tuple(self.chunks_of(hits))
         # the search counts for the first token's time, but not as waiting for the engine
-        return replace(request, pieces=chunks, began_s=request.claim.elapsed_s()), hits
+        return replace(request, pieces=chunks, asked_after_s=request.claim.elapsed_s()), hits
 
     def chunks_of(self, hits: Sequence[Hit]) -> list[Chunk]:
         """The engine's chunks of hits."""
