@@ -96,8 +96,8 @@ class Plan:
     computed: torch.Tensor  # positions that are computed in every layer, ascending
     candidates: Candidates
     missed: tuple[int, ...] = ()  # indices of chunks that have no usable entry
-    # indices of history blocks that are computed here and stored again
-    recomputed_blocks: tuple[int, ...] = ()
+    # indices of history blocks whose KV was lost: they are computed here and stored again
+    lost_blocks: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()  # sentences for the report
 
     @classmethod
@@ -106,7 +106,7 @@ class Plan:
         token_ids: torch.Tensor,
         spans: Sequence[Span],
         missed: tuple[int, ...] = (),
-        recomputed_blocks: tuple[int, ...] = (),
+        lost_blocks: tuple[int, ...] = (),
         notes: tuple[str, ...] = (),
     ) -> "Plan":
         """The plan of `token_ids` (S,) with the given spans."""
@@ -118,7 +118,7 @@ class Plan:
                 is_computed[span.start : span.stop] = True
         computed = is_computed.nonzero().squeeze(1)
         candidates = Candidates.of(spans, last)
-        return cls(token_ids, tuple(spans), computed, candidates, missed, recomputed_blocks, notes)
+        return cls(token_ids, tuple(spans), computed, candidates, missed, lost_blocks, notes)
 
     def computing(self, spans: Collection[Span], why: str) -> "Plan":
         """The same with these spans computed instead of loaded."""
@@ -130,7 +130,7 @@ class Plan:
             else span
             for span in self.spans
         ]
-        return Plan.of(self.token_ids, changed, self.missed, self.recomputed_blocks, self.notes)
+        return Plan.of(self.token_ids, changed, self.missed, self.lost_blocks, self.notes)
 
     @property
     def loaded(self) -> tuple[Span, ...]:

@@ -145,7 +145,7 @@ class Prefiller:
         if not keeps or rope.digest(length) != rope.digest(length + 1):
             return None
         blocks = prompt.blocks
-        reused = blocks[: min(plan.recomputed_blocks, default=len(blocks))]
+        reused = blocks[: min(plan.lost_blocks, default=len(blocks))]
         start = len(prompt.prefix) + sum(map(len, reused))
         return self.fusor.adapter.new_recording(start, length + prompt.answer_tokens)
 
@@ -166,7 +166,7 @@ class Prefiller:
         chunks = (span for span in plan.spans if span.kind is SpanKind.CHUNK)
         return TurnKV(
             record,
-            plan.recomputed_blocks,
+            plan.lost_blocks,
             min(exact_until, end),
             self.fusor.adapter.rope.digest(length),
             stale and any(span.state is SpanState.FUSED for span in chunks),

@@ -30,7 +30,7 @@ class TurnKV:
 
     record: Recording
     # indices of history blocks whose KV was lost: it was computed, and is to be stored
-    recomputed_blocks: tuple[int, ...]
+    lost_blocks: tuple[int, ...]
     exact_until: int  # tokens from this position on are not exact, or saw tokens that are not
     rope_digest: str  # digest of the RoPE frequencies it was made under
     fused: bool  # whether it has stored KV of chunks that was not recomputed

@@ -66,7 +66,7 @@ class BlockMaker:
         prompt's.
         """
         for number, block in enumerate(self._past):
-            if number in self._turn_kv.recomputed_blocks:
+            if number in self._turn_kv.lost_blocks:
                 new = self._block(token_ids, self.at + len(block), block.index)
                 block = new.block
                 yield new
@@ -305,7 +305,7 @@ class Turn(Closing):
             request=0,
             group=self._group,
             prompt=held + _blocks(covered, len(prompt.token_ids), turn_kv.exact_until, size),
-            shared=held - len(turn_kv.recomputed_blocks),
+            shared=held - len(turn_kv.lost_blocks),
             length=held + _blocks(covered, turn_kv.record.stop, turn_kv.exact_until, size),
             number=len(turns) + 1,
             since=now - turns[-1].at if turns else None,

@@ -268,7 +268,7 @@ def test_a_block_of_the_history(
     plan = planned(prompt_of(history=History((history,))), method, lease)
     assert states(plan, SpanKind.HISTORY) == [state]
     assert (note is None and not plan.notes) or any(note in one for one in plan.notes)
-    assert plan.recomputed_blocks == ((0,) if note and state is SpanState.COMPUTED else ())
+    assert plan.lost_blocks == ((0,) if note and state is SpanState.COMPUTED else ())
 
 
 def test_a_plan_reads_only_what_it_uses() -> None:
