@@ -119,15 +119,16 @@ class ChatEngine:
         """
         self._check_length(request.messages)
         given = request.messages
-        if session is not None and request.tools:
-            given = _with_one_user_message(given)
+        conversation = None
+        if session is not None:
+            conversation = self.conversations.named(session)
+            if request.tools:
+                given = _as_question(given, conversation.turns)
         template = self.template_for(request.tools)
         rendered = template.render(template.messages(given))
         matches = self._known_texts(rendered, request.documents)
         opening, start = self._opening(rendered, matches)
-        conversation = None
         if session is not None:
-            conversation = self.conversations.named(session)
             head = template.head(rendered.messages)
         elif find_conversation and template.is_chat and opening in (None, rendered.system_opening):
             head = rendered.head
@@ -192,10 +193,8 @@ class ChatEngine:
             return answer
         said = PlainMessage("assistant", answer.text if text is None else text, tuple(calls))
         template = self.template_for(prompt.tools)
-        head = template.head(
-            [*prompt.messages, *template.messages([said])[-1:], PlainMessage("user", "")]
-        )
-        if head.startswith(prompt.text + answer.text):
+        head = template.next_head([*prompt.messages, *template.messages([said])[-1:]])
+        if head is not None and head.startswith(prompt.text + answer.text):
             return answer.with_notes(*self.conversations.save(head, prompt.conversation))
         self.delete_turn(prompt)
         return answer
@@ -275,14 +274,22 @@ class ChatEngine:
         return pieces, rendered.token_ids(at, rendered.stop, self.separator if pieces else "")
 
 
-def _with_one_user_message(messages: Sequence[PlainMessage]) -> tuple[PlainMessage, ...]:
+def _as_question(messages: Sequence[PlainMessage], turns: int) -> tuple[PlainMessage, ...]:
     """The messages, with the results of tools at their end as one of the user: a stored history
     goes on with one.
+
+    After earlier turns, the messages that the history replaces are left out: a template may refuse
+    a user's message after their calls. Before the first turn such messages keep their results.
     """
     if not (results := results_at_end(messages)):
         return tuple(messages)
     text = "\n".join(response_text(message.text) for message in messages[-results:])
-    return (*messages[:-results], PlainMessage("user", text))
+    before = messages[:-results]
+    if turns:
+        before = [message for message in before if message.role == "system"]
+    elif any(message.calls for message in before):
+        return tuple(messages)
+    return (*before, PlainMessage("user", text))
 
 
 def insert_documents(

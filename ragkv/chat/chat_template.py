@@ -23,6 +23,7 @@ from .tools import Tool, ToolCall, instructions, response_text, syntax_of
 
 KEPT_BYTES = MIB  # of openings that are kept
 _MARK = "\u27e6ragkv-here\u27e7"
+_PROBE_ID = "ragkv0000"  # nine letters and digits: some chat templates accept no other ids
 # A boundary while messages are rendered: a code point that stands for no character.
 _BOUNDARY = "\ufdd1"
 
@@ -61,9 +62,10 @@ class Rendered:
         user's turn continue it.
         """
         if results := results_at_end(self.messages):
-            asked = [*self.messages[:-results], PlainMessage("user", "")]
-            head = self.template.head(asked)
-            return head if self.text.startswith(head) else self.template.head(self.messages)
+            head = self.template.next_head(self.messages[:-results])
+            if head is not None and self.text.startswith(head):
+                return head
+            return self.template.head(self.messages)
         is_question = self.messages[-1].role == "user"
         return self.template.head(self.messages) if is_question else self.text
 
@@ -108,16 +110,30 @@ class Template:
 
     @functools.cached_property
     def knows_tools(self) -> bool:
-        """Whether the chat template writes tools into the prompt."""
+        """Whether the chat template writes tools into the prompt, and ends a prompt after a result as
+        after a question.
+
+        The engine ends every prompt alike. Mistral's templates write nothing after a result, so for
+        them tools are described, and calls and results are text.
+        """
         probe = {
             "type": "function",
             "function": {"name": _MARK, "description": "", "parameters": {"type": "object"}},
         }
+        question = PlainMessage("user", "a")
+        call = PlainMessage("assistant", "", (ToolCall(_MARK, "{}", _PROBE_ID),))
+        result = PlainMessage("tool", "a", call_id=_PROBE_ID, name=_MARK)
+
+        def written(*messages: PlainMessage) -> str:
+            return self._apply([_message(message) for message in messages], [probe])
+
         try:
-            text = self._apply([{"role": "user", "content": "a"}], [probe]) if self.is_chat else ""
+            if not (self.is_chat and _MARK in written(question)):
+                return False
+            tail = written(PlainMessage("user", _MARK)).rpartition(_MARK)[2]
+            return written(question, call, result).endswith(tail)
         except Exception:  # templates raise errors of any type
             return False
-        return _MARK in text
 
     @property
     def call_syntax(self) -> CallSyntax:
@@ -188,6 +204,15 @@ class Template:
     def head(self, messages: Sequence[PlainMessage]) -> str:
         """The rendered text before the text of the last message."""
         return self.render([*messages[:-1], replace(messages[-1], text=_MARK)]).text.split(_MARK)[0]
+
+    def next_head(self, messages: Sequence[PlainMessage]) -> str | None:
+        """The rendered text up to the text of a user's message after `messages`; `None` if the
+        template refuses one there, as some do after a call.
+        """
+        try:
+            return self.head([*messages, PlainMessage("user", "")])
+        except InputError:
+            return None
 
     @property
     def bos_ids(self) -> tuple[int, ...]:

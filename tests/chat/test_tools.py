@@ -1,15 +1,18 @@
 """Calls of tools: where tools stand in a prompt, and how calls are found in an answer."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from ragkv import FusionConfig
+from ragkv import FusionConfig, Session
 from ragkv.chat import (
+    ChatAnswer,
     ChatDocument,
     ChatEngine,
     ChatInput,
+    ChatPrompt,
     PlainMessage,
     ToolCall,
     required_form,
@@ -45,6 +48,24 @@ QWEN = (
     "%}{% endfor %}"
     "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+# Two templates that refuse a user's message after a call. In the second one nothing stands between
+# a result and its answer, as in Mistral's.
+TAKING_TURNS = (
+    "{%- set turns = namespace(user=true) %}{%- for m in messages %}"
+    "{%- if m['role'] == 'system' %}{{ raise_exception('There is no system role.') }}{% endif %}"
+    "{%- if m['role'] != 'tool' and not m.tool_calls %}"
+    "{%- if (m['role'] == 'user') != turns.user %}{{ raise_exception('Take turns.') }}{% endif %}"
+    "{%- set turns.user = not turns.user %}{% endif %}{% endfor %}"
+    "{%- if tools %}{{ 'TOOLS ' + tools | tojson + '\n' }}{% endif %}{%- for m in messages %}"
+    "{%- if m['role'] == 'user' %}{{ '[INST]' + m['content'] + '[/INST]' }}"
+    "{%- elif m.tool_calls %}{{ '[TOOL_CALLS] [' }}{%- for call in m.tool_calls %}"
+    "{%- if call.id | length != 9 %}{{ raise_exception('An id has nine characters.') }}{% endif %}"
+    '{{ \'{"name": "\' + call.function.name + \'", "arguments": \' }}'
+    "{{ call.function.arguments | tojson + '}' }}{% endfor %}{{ ']</s>' }}"
+    "{%- elif m['role'] == 'tool' %}{{ 'RESULT ' + m['content'] + '[/INST]' }}"
+    "{%- else %}{{ m['content'] + '</s>' }}{% endif %}{% endfor %}"
+)
+UNTAILED = TAKING_TURNS.replace("+ '[/INST]' }}{%- else", "+ '\n' }}{%- else")
 QUERY = {
     "type": "object",
     "properties": {"query": {"enum": ["mill", "port"]}},
@@ -221,7 +242,77 @@ def test_a_dialogue_goes_on_from_a_tools_result_where_the_template_writes_it_as_
         following = chat.build_prompt(ChatInput(turns, (), (TOOL,)))
         assert following.conversation is not None and following.conversation.turns == 1
         session = following.conversation.session
-        going_on = engine.prefill(following.question, following.chunks, session=session)
+        going_on = engine.prefill(following.question, following.pieces, session=session)
         assert going_on.reuse.exact > len(answer.token_ids)
-        full = engine.prefill(following.question, following.chunks, session=session, reuse="none")
+        full = engine.prefill(following.question, following.pieces, session=session, reuse="none")
         assert (going_on.logits - full.logits).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("template", [TAKING_TURNS, UNTAILED], ids=["tail", "no tail"])
+class TestATemplateThatRefusesAUserAfterACall:
+    @pytest.fixture
+    def chat(self, template: str) -> Iterator[ChatEngine]:
+        with text_engine(template, context_length=4096) as engine:
+            yield ChatEngine(engine)
+
+    def ask(
+        self,
+        chat: ChatEngine,
+        *turns: PlainMessage,
+        calls: bool = False,
+        session: Session | None = None,
+    ) -> tuple[ChatPrompt, ChatAnswer]:
+        """The prompt and the answer, which is a call or a short text."""
+        syntax = chat.template_for((TOOL,)).call_syntax
+        prompt = chat.build_prompt(ChatInput(turns, (), (TOOL,)), session is None, session)
+        form = required_form([TOOL], "search", syntax, False) if calls else None
+        events = chat.engine.stream(
+            prompt.question,
+            prompt.pieces,
+            prompt.session,
+            response_format=form,
+            max_new_tokens=120 if calls else 4,
+            separator="",
+        )
+        *_, last = chat.follow(prompt, events, ["search"], calls)
+        assert isinstance(last, ChatAnswer)
+        return prompt, last
+
+    def dialogue(self, answer: ChatAnswer) -> tuple[PlainMessage, ...]:
+        (call,) = answer.found.calls
+        said = PlainMessage("assistant", answer.text, (call,))
+        return TURNS[0], said, PlainMessage("tool", "Ada.", call_id=call.id, name="search")
+
+    def test_the_call_and_the_answer_to_its_result_arrive(self, chat: ChatEngine) -> None:
+        _, called = self.ask(chat, TURNS[0], calls=True)
+        turns = self.dialogue(called)
+        prompt, told = self.ask(chat, *turns)
+        assert prompt.text.endswith("[/INST]") and "Ada." in prompt.text
+        assert told.answer.token_ids
+        said = PlainMessage("assistant", told.text)
+        following, _ = self.ask(chat, *turns, said, PlainMessage("user", "And the port?"))
+        assert following.conversation is not None and following.conversation.turns >= 1
+
+    def test_two_results_of_two_rounds_are_answered(self, chat: ChatEngine) -> None:
+        _, called = self.ask(chat, TURNS[0], calls=True)
+        turns = self.dialogue(called)
+        _, again = self.ask(chat, *turns, calls=True)
+        prompt, told = self.ask(chat, *turns, *self.dialogue(again)[1:])
+        assert told.answer.token_ids and prompt.text.count("Ada.") == 2
+
+    @pytest.mark.parametrize("sends", ["everything", "the result"])
+    def test_a_named_session_goes_on_from_a_result(self, chat: ChatEngine, sends: str) -> None:
+        session = chat.engine.session("named")
+        _, called = self.ask(chat, TURNS[0], calls=True, session=session)
+        turns = self.dialogue(called)
+        sent = turns if sends == "everything" else turns[2:]
+        prompt, told = self.ask(chat, *sent, session=session)
+        assert told.answer.token_ids and session.turns == 2
+        question = chat.engine.tokenizer.decode(prompt.question)
+        assert "Ada." in question and "Who built" not in question, "the history has it"
+
+    def test_a_new_session_begins_with_a_whole_dialogue(self, chat: ChatEngine) -> None:
+        session = chat.engine.session("new")
+        prompt, told = self.ask(chat, *TURNS, session=session)
+        assert told.answer.token_ids and session.turns == 1
+        assert all(word in prompt.text for word in ("Who built", "mill", "Ada."))

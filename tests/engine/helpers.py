@@ -32,17 +32,21 @@ def _text_weights() -> dict[str, torch.Tensor]:
     return dict(transformers.LlamaForCausalLM(_text_config()).state_dict())
 
 
-def _text_config() -> Any:
-    return tiny_models.config("llama", vocab_size=VOCABULARY)
+def _text_config(**more: Any) -> Any:
+    return tiny_models.config("llama", vocab_size=VOCABULARY, **more)
 
 
 def text_engine(
-    chat_template: str | None = None, merges: Sequence[tuple[str, str]] = (), **config: Any
+    chat_template: str | None = None,
+    merges: Sequence[tuple[str, str]] = (),
+    context_length: int = 512,
+    **config: Any,
 ) -> Engine:
     """An engine on a random llama that reads and writes bytes, and pairs of them that its tokenizer
     merges.
     """
-    model = transformers.LlamaForCausalLM(_text_config()).eval()
+    config_of_model = _text_config(max_position_embeddings=context_length)
+    model = transformers.LlamaForCausalLM(config_of_model).eval()
     model.load_state_dict(_text_weights())
     return Engine(
         model,
