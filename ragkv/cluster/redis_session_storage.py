@@ -154,7 +154,9 @@ class RedisSessionStorage(SessionStorage):
         self._saw(session_id, state.used_at)
         return StoredState(version, state, (RESTORED,) if is_old else ())
 
-    def save(self, session: Session, state: SessionState) -> Saved:
+    def save(
+        self, session: Session, state: SessionState, is_over: Callable[[], bool] = lambda: False
+    ) -> Saved:
         """See `SessionStorage`. Raises `SessionConflictError` if the version on the server is not
         the session's, and `InputError` for a state that is too large to be read again.
 

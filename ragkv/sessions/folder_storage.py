@@ -98,7 +98,9 @@ class FolderStorage(SessionStorage):
         )
         return StoredState(None, None, (f"the conversation's manifest {why}: it starts empty",))
 
-    def save(self, session: Session, state: SessionState) -> Saved:
+    def save(
+        self, session: Session, state: SessionState, is_over: Callable[[], bool] = lambda: False
+    ) -> Saved:
         session_id = session.session_id
         version = self._newest[session_id] = str(next(self._versions))
         write_now = partial(self._write, session, version, state)
@@ -120,8 +122,9 @@ class FolderStorage(SessionStorage):
                 write.set_result(f"the conversation could not be written to disk ({error})")
                 raise
 
-        size_bytes = TOKEN_BYTES * (1 + len(state.history))
-        if not self._writer.submit(Job(run, size_bytes=size_bytes), SAVE_WAIT_S):
+        # a state that the session has anyway takes no memory, so its write needs no room
+        size_bytes = 0 if state is session.state else TOKEN_BYTES * (1 + len(state.history))
+        if not self._writer.submit(Job(run, size_bytes=size_bytes), SAVE_WAIT_S, is_over):
             why = (
                 "the conversation was not written to disk, because the disk is too slow or the "
                 "engine is being closed"

@@ -42,10 +42,11 @@ class Session:
         self._write: Future[str | None] | None = None
         self.deleted = False
         self.sessions = sessions  # that made it, with the storage and the blocks
-        # the thread that holds the session; None: none does, or its stream went to another thread
-        self._thread: int | None = None
+        # The thread that holds the session; None: none does, or its stream went to another thread.
+        # No id: once a thread has ended, another one may have its id.
+        self._thread: threading.Thread | None = None
         # Guards `state`, `version` and the two fields below: a time to live may be set while a turn
-        # runs. A turn or a deletion holds it for no disk or server.
+        # runs. Nobody waits for a disk or a server while holding it.
         self._changing = threading.Lock()
         # whether the storage saves or deletes a state just now, which replaces `state` then
         self._is_replaced = False
@@ -178,14 +179,14 @@ class Session:
         Raises `InputError` if the session was deleted, or if this thread holds it already: it would
         wait for itself.
         """
-        if self._thread == threading.get_ident():
+        if self._thread is threading.current_thread():
             raise InputError(
                 f"Session {self.session_id!r} has an answer under way on this thread: finish or "
                 "close its stream first."
             )
         with self.lock.hold(check=check):
             self.check_exists()
-            self._thread = threading.get_ident()
+            self._thread = threading.current_thread()
             try:
                 self._refresh()
                 yield
@@ -196,7 +197,7 @@ class Session:
         """The stream that holds the session continues. If this is another thread than before, any
         thread may be next: then `held` waits on every thread.
         """
-        if self._thread != threading.get_ident():
+        if self._thread is not threading.current_thread():
             self._thread = None
 
     def check_exists(self) -> None:
@@ -216,16 +217,20 @@ class Session:
             finally:
                 self.lock.release()
 
-    def commit(self, change: Callable[[SessionState], SessionState]) -> None:
+    def commit(
+        self,
+        change: Callable[[SessionState], SessionState],
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Change the state, save it, and delete the blocks that no history has any more. The caller
         holds the session.
 
-        If it raises, the state is unchanged.
+        Once `is_over`, no room for the write is waited for. If it raises, the state is unchanged.
         """
         with self._replacing() as before:
             state = replace(change(before), used_at=self.sessions.clock())
             if self.saved:
-                self._save(state)
+                self._save(state, is_over)
             with self._changing:
                 if self.state.ttl_s != before.ttl_s:  # set while the storage was waited for
                     state = replace(state, ttl_s=self.state.ttl_s)
@@ -308,13 +313,13 @@ class Session:
                     self._save_ttl()
 
     def _save_ttl(self) -> None:
-        """Save a time to live that was set. The caller holds `_changing`."""
+        """Save a time to live that was set. The caller holds `_changing`; this waits for nothing."""
         # a server learns it with the next turn, and nothing is kept before the first one
         if self.turns and not self.sessions.storage.shared:
             self._save(self.state)
 
-    def _save(self, state: SessionState) -> None:
-        self.version, self._write = self.sessions.storage.save(self, state)
+    def _save(self, state: SessionState, is_over: Callable[[], bool] = lambda: False) -> None:
+        self.version, self._write = self.sessions.storage.save(self, state, is_over)
 
     def _delete_stored(self) -> None:
         """Have the storage keep the session no longer. Raises `SessionUnavailableError`."""

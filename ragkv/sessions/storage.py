@@ -5,7 +5,7 @@ them on a server that replicas share.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -55,8 +55,14 @@ class SessionStorage(Closing, ABC):
         """
 
     @abstractmethod
-    def save(self, session: Session, state: SessionState) -> Saved:
-        """Keep `state` under a new version. If it raises, the state before is kept."""
+    def save(
+        self, session: Session, state: SessionState, is_over: Callable[[], bool] = lambda: False
+    ) -> Saved:
+        """Keep `state` under a new version. If it raises, the state before is kept.
+
+        A storage of one machine waits for nothing if `state` is the session's own already, and for
+        no room once `is_over`.
+        """
 
     @abstractmethod
     def delete(self, session_id: str, known: str | None = None) -> None:

@@ -264,7 +264,7 @@ class Turn(Closing):
         # before the commit: the write that it begins may leave the same one again
         told = self._session.take_notes(self._task.prompt.notes)
         try:
-            self._session.commit(change)
+            self._session.commit(change, lambda: self._task.claim.is_over)
         except BaseException:
             self._session.note(*told)
             raise

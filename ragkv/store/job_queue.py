@@ -6,6 +6,7 @@ refused, at once or after a wait of a given length.
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Generic, TypeVar
 
 from ragkv.errors import EntryDamagedError
 from ragkv.runtime import openmp
+from ragkv.runtime.waiting import POLL_S
 
 from .entry import EntryKey
 
@@ -62,12 +64,15 @@ class JobQueue(Generic[E]):
         """Whether its thread asks: what is submitted now is done after what it does now."""
         return threading.current_thread() is self._thread
 
-    def submit(self, job: Job[E], wait_s: float = 0.0) -> bool:
+    def submit(
+        self, job: Job[E], wait_s: float = 0.0, is_over: Callable[[], bool] = lambda: False
+    ) -> bool:
         """Queue `job`; `False`, without calling anything, if its bytes do not fit, the thread is
         closing or it cannot begin.
 
-        `wait_s` is how long this waits for room. A caller that waits can also submit a job that is
-        larger than the whole queue: the job is taken when the queue is empty.
+        `wait_s` is how long this waits for room, unless it `is_over` before. A caller that waits
+        can also submit a job that is larger than the whole queue: the job is taken when the queue
+        is empty.
         """
 
         def fits() -> bool:
@@ -77,10 +82,13 @@ class JobQueue(Generic[E]):
             return waits_alone or self._pending_bytes + job.size_bytes <= self.capacity_bytes
 
         with self._changed:
-            if (
-                not self._changed.wait_for(lambda: self.is_closed or fits(), wait_s)
-                or self.is_closed
-            ):
+            until = time.monotonic() + wait_s
+            while not (self.is_closed or fits()):
+                left_s = until - time.monotonic()
+                if left_s <= 0.0 or is_over():
+                    return False
+                self._changed.wait(min(left_s, POLL_S))
+            if self.is_closed:
                 return False
             if self._thread is None:
                 thread = threading.Thread(target=self._work, name=self.name, daemon=True)

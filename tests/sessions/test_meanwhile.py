@@ -1,6 +1,7 @@
 """What changes a conversation while a turn, a copy or a deletion of it is under way."""
 
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from ragkv import Engine
 from ragkv.errors import CancelledError, InputError, SessionUnavailableError, StoreError
 from ragkv.prompt.history import BlockWriter
-from ragkv.sessions import Session, Sessions
+from ragkv.sessions import Session, Sessions, folder_storage
 from ragkv.sessions.folder_storage import FolderStorage
 from ragkv.sessions.history_blocks import HistoryBlocks
 from ragkv.sessions.storage import StoredState
@@ -17,7 +18,7 @@ from ragkv.store.store import Store
 from tests.faults import raising
 from tests.scheduling.helpers import begin, until
 
-from .helpers import ask, files, is_full_prefill, question, talk
+from .helpers import ask, engine_at, files, is_full_prefill, question, talk
 
 
 def test_a_time_to_live_that_is_set_while_a_turn_ends_is_kept(
@@ -91,6 +92,55 @@ def test_who_sets_a_time_to_live_waits_for_no_turn_that_waits_for_the_disk(
     assert [summary.ttl_s for summary in engine.sessions.storage.summaries()] == kept
 
 
+@pytest.mark.parametrize("during", [False, True])
+def test_a_time_to_live_that_is_set_needs_no_room_among_the_writes_that_wait(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, during: bool
+) -> None:
+    session = talk(engine, turns=1)
+    engine.flush()
+    storage = engine.sessions.storage
+    assert isinstance(storage, FolderStorage)
+    monkeypatch.setattr(folder_storage, "SAVE_WAIT_S", 0.1)
+    with storage._writing:
+        storage._writer.capacity_bytes = 1  # room for one state, whatever its size
+        ask(engine, session, 1)
+        # during a change it is saved once the state is replaced
+        with session._replacing() if during else nullcontext():
+            engine.session("s", ttl_s=50)
+    assert session.wait_saved(60) is None and session.notes == ()
+    engine.close()
+    with engine_at(tmp_path) as reopened:
+        assert reopened.session("s").turns == 2
+        assert reopened.session("s").state.ttl_s == 50
+
+
+@pytest.mark.parametrize("how", ["cancelled", "too late"])
+def test_the_end_of_a_turn_waits_for_no_manifest_once_its_claim_is_over(
+    engine: Engine, tmp_path: Path, how: str
+) -> None:
+    session = talk(engine, turns=1)
+    engine.flush()
+    storage = engine.sessions.storage
+    assert isinstance(storage, FolderStorage)
+    cancel = threading.Event()
+    options: dict[str, Any] = {"cancel": cancel} if how == "cancelled" else {"deadline_s": 5.0}
+    with storage._writing:
+        storage._writer.capacity_bytes = 1
+        ask(engine, session, 1)
+        turn = begin(lambda: engine.append(session, question(2), question(3), **options))
+        until(lambda: session._is_replaced)
+        cancel.set()
+        turn.join(15)
+        is_waiting = turn.is_alive()
+    turn.join(60)
+    assert not is_waiting and session.turns == 3
+    note = session.wait_saved(0.0)
+    assert note is not None and "was not written to disk" in note
+    engine.close()
+    with engine_at(tmp_path) as reopened:
+        assert reopened.session("s").turns == 3
+
+
 def test_turns_of_a_conversation_run_in_the_order_in_which_they_came(engine: Engine) -> None:
     session = engine.session("s")
     ran: list[int] = []
@@ -122,6 +172,30 @@ def test_a_stream_that_went_to_another_thread_keeps_the_first_one_waiting(engine
     list(stream)
     session.reset()
     assert session.turns == 0
+
+
+def test_a_thread_with_the_id_of_one_that_ended_waits_for_its_stream(engine: Engine) -> None:
+    session = talk(engine, turns=1)
+    stream = engine.stream(question(1), session=session, max_new_tokens=4, min_new_tokens=4)
+    said: list[Exception] = []
+
+    def reset() -> None:
+        try:
+            session.reset(raising(CancelledError("waited")))
+        except (InputError, CancelledError) as error:
+            said.append(error)
+
+    first = begin(lambda: next(stream))
+    first.join(60)
+    for _ in range(1000):
+        again = begin(reset)
+        again.join(60)
+        if again.ident == first.ident:
+            break
+    else:
+        pytest.skip("this system gives no id twice")
+    assert {type(error) for error in said} == {CancelledError}
+    list(stream)
 
 
 @pytest.mark.parametrize("change", ["reset", "load"])

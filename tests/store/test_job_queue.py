@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 
 import pytest
 
@@ -112,3 +113,17 @@ def test_work_that_holds_no_memory_is_taken_while_the_queue_is_over_its_size() -
     may_end.set()
     worker.close()
     assert ran == ["holds none"]
+
+
+def test_a_wait_for_room_ends_once_it_is_over() -> None:
+    worker = JobQueue[None](10, "test")
+    may_end = threading.Event()
+    assert worker.submit(Job(lambda: may_end.wait(60), size_bytes=10))
+    looks = iter([False, False, True])
+    began_s = time.monotonic()
+    try:
+        assert not worker.submit(Job(lambda: None, size_bytes=1), 60.0, lambda: next(looks))
+        assert time.monotonic() - began_s < 30.0
+    finally:
+        may_end.set()
+        worker.close()
