@@ -48,7 +48,9 @@ class Controller:
             floor = budget(raised, count)
             wanted = budget(ratio, count)
             notes += (Reason.FLOOR.format(floor=floor, count=count, ratio=ratio, budget=wanted),)
-        return replace(plan, notes=notes), replace(recompute, ratio=raised)
+            # the estimate was for fewer tokens
+            recompute = replace(recompute, ratio=raised, expected_s=None)
+        return replace(plan, notes=notes), recompute
 
     def _counted(self, plan: Plan, method: Method, error: str) -> tuple[Plan, Recompute]:
         """The decision without a profile, by counting rows: r*, or all computed. A given ratio is

@@ -87,6 +87,14 @@ def test_the_ratio_is_where_recompute_hides_loading(tmp_path: Path) -> None:
     assert "45%" in reuse.decision[0]
 
 
+@pytest.mark.parametrize("floor", [0, 100])
+def test_a_time_is_expected_of_the_ratio_that_is_computed(tmp_path: Path, floor: int) -> None:
+    with filed(tmp_path, disk_token_s=0.004, floor_tokens=floor) as made:
+        reuse = made.prefill(QUESTION, CHUNKS).reuse
+    assert reuse.recomputed == max(54, floor)
+    assert any(why.startswith("expected") for why in reuse.decision) == (not floor)
+
+
 def test_tokens_are_recomputed_early_while_the_question_waits_to_ask(tmp_path: Path) -> None:
     """A layer loads in .48 s. The question's rows take .08 s in each of two layers."""
     asking = Attention((0.0, 0.5))
