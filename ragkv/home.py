@@ -70,7 +70,7 @@ class KnownHome:
         kept = kept_at(path)
         given = model_or_default(model, "")
         own = kept.get("model", "") or given or NAMES[0]
-        if given and Path(given).name != Path(own).name:  # a model's folder may be moved
+        if given and _is_other_model(given, own):
             raise ConfigError(
                 f"{path} was made with the model {own!r}; its passages and KV are of no use to "
                 f"{given!r}. Leave the "
@@ -126,6 +126,22 @@ class KnownHome:
         if values != self.kept:
             make_private_folder(self.path)
             replace_file(self.path / FILE, json.dumps(values, indent=1).encode())
+
+
+def _is_other_model(given: str, own: str) -> bool:
+    """Whether `given` is surely another model than a home's `own`. A folder may have been moved, and
+    a hub's model downloaded, so of a path only the last part counts. KV of a model that is not
+    known to be another one is safe: entries have the digest of their model's weights.
+    """
+    if given == own or Path(given).name != Path(own).name:
+        return given != own
+    if not Path(given).is_absolute() and not Path(own).is_absolute():
+        return True  # two hub ids
+    try:
+        configs = {(Path(path) / "config.json").read_bytes() for path in (given, own)}
+    except OSError:  # moved, on the hub, or a GGUF file
+        return False
+    return len(configs) > 1
 
 
 def kept_at(path: str | Path) -> Mapping[str, Any]:

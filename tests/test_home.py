@@ -154,6 +154,30 @@ def test_a_default_equals_the_same_text() -> None:
     assert json.dumps(Default("auto")) == '"auto"'
 
 
+def test_a_home_refuses_what_is_surely_another_model(tmp_path: Path) -> None:
+    home, old, new = tmp_path / "home", tmp_path / "a" / "llama", tmp_path / "b" / "llama"
+    for folder, content in ((old, "{}"), (new, "{}")):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(content)
+
+    def opened(own: str | Path, given: str | Path) -> str:
+        KnownHome(home, str(own), {}).keep(EngineConfig(), 64, None)
+        return KnownHome.at(home, str(given)).model
+
+    for own, given in [
+        ("org/llama", "org/llama"),
+        ("org/llama", new),  # downloaded
+        (old, new),  # a copy
+        ("/gone/llama", new),  # moved
+        (tmp_path / "gone" / "m.gguf", tmp_path / "m.gguf"),
+    ]:
+        assert opened(own, given) == str(given)
+    (new / "config.json").write_text('{"hidden_size": 8}')
+    for own, given in [("org/llama", "other/llama"), ("smollm2", "org/smollm2"), (old, new)]:
+        with pytest.raises(ConfigError, match="was made with the model"):
+            opened(own, given)
+
+
 def test_a_home_whose_file_was_damaged_is_refused_until_it_is_mended_or_begun_anew(
     home: Path,
 ) -> None:

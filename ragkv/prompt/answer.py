@@ -159,7 +159,7 @@ class OwnModel:
             while not answer.ended:
                 tried = drafts.propose(slot.room)
                 rows = slot.verify(answer.tokens[-1], tried, meanwhile=prepared)
-                took_s = batch.step_s
+                took_s = slot.step_s
                 accepted = 0
                 choices = zip(rows, answer.greedy(rows), (*tried, None), strict=True)
                 for logits, greedy, draft in choices:

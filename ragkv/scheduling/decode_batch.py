@@ -51,6 +51,7 @@ class DecodeSlot(Closing):
         self._kv = kv
         self._record = record
         self.taken = True
+        self.step_s = 0.0  # how long the step took that served this slot last
 
     def verify(
         self, token: int, drafts: Sequence[int] = (), meanwhile: Sequence[Callable[[], None]] = ()
@@ -208,6 +209,8 @@ class DecodeBatch:
                 self._expected = {request.slot for request in served if request.error is None}
             self._stepped_at = time.perf_counter()
             self.step_s = self._stepped_at - began
+            for request in served:
+                request.slot.step_s = self.step_s
             self.lock.share([request.wait.tenant for request in requests], self.step_s)
             self.lock.dismiss(request.wait for request in served)
 

@@ -164,6 +164,17 @@ def test_a_step_has_few_rows_while_another_tenant_computes_or_will_ask_again(
         assert [one.result() for one in answers] == [solo(adapter, 11)] * 12
 
 
+def test_a_slot_knows_the_seconds_of_its_own_step_after_others_stepped(adapter: Adapter) -> None:
+    batch = DecodeBatch(adapter, FairLock())
+    (kv, logits), (other_kv, _) = prompt(adapter, 11), prompt(adapter, 7)
+    with batch.slot(kv) as slot, batch.slot(other_kv) as other:
+        slot.verify(int(logits.argmax()))
+        took_s = batch.step_s
+        other.verify(1)
+        assert batch.step_s != took_s
+        assert (slot.step_s, other.step_s) == (took_s, batch.step_s)
+
+
 @pytest.mark.parametrize("others", [1, 6])
 def test_a_step_with_drafts_has_no_more_rows_than_may_be_computed_together(
     adapter: Adapter, others: int
