@@ -1,5 +1,6 @@
 """Decides by a profile, and corrects it by what passes took."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ragkv.fusion import PassResult, Plan, Recompute
@@ -42,30 +43,24 @@ def decided(
     )
 
 
-def compare(
-    plan: Plan,
-    recompute: Recompute,
-    passed: PassResult,
-    in_use: ProfileInUse,
-    profile: Profile,
-) -> None:
-    """Note how a pass compares with the estimate of `profile`. The outcomes correct its speeds.
-    Steps of other requests do not count.
+def outcomes_of(
+    plan: Plan, recompute: Recompute, passed: PassResult, layers: int, profile: Profile
+) -> Iterator[tuple[str, float, float]]:
+    """What a pass through `layers` layers took of a tier or of `COMPUTE`, in seconds, and what
+    `profile` had estimated. Steps of other requests do not count.
     """
     spans, loads = loads_of(plan)
     tiers = {kind: speed.times(0.0) for kind, speed in profile.tiers.items()}
     tiers |= {load.tier: TierSpeed(0.0, 0.0) for load in loads if load.tier not in tiers}
     at_once = replace(profile, tiers=tiers, copy_bytes_per_s=None)
     if passed.prompts == 1:  # else the time is that of all
-        counts = TokenCounts.of(
-            plan, recompute.selector, in_use.adapter.layer_count, recompute.early
-        )
+        counts = TokenCounts.of(plan, recompute.selector, layers, recompute.early)
         computing_s = ttft_s(at_once, counts, recompute.ratio, loads)
-        in_use.compare(COMPUTE, passed.pass_s - passed.load_s - passed.others_s, computing_s)
+        yield COMPUTE, passed.pass_s - passed.load_s - passed.others_s, computing_s
     leases = [span.lease for span in spans if span.lease and not span.lease.in_place]
     kinds = {lease.kind for lease in leases}
     if len(kinds) == 1 and (tier := kinds.pop()) in profile.tiers:
         # the rest is computed
         share = passed.bytes_by_tier.get(tier, 0) / sum(one.stored_bytes for one in leases)
         loading_s = load_s(profile, [load for load in loads if load.tier == tier]) * profile.layers
-        in_use.compare(tier, passed.read_s, share * loading_s)
+        yield tier, passed.read_s, share * loading_s

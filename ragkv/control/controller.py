@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ragkv.errors import RagKVError
 from ragkv.fusion import PassResult, Plan, Recompute, Selector, SpanState, budget, with_floor
 
-from .by_profile import compare, decided
+from .by_profile import decided, outcomes_of
 from .method import Method, Methods
 from .profile_in_use import ProfileInUse
 from .reasons import Reason, Why
@@ -67,10 +67,12 @@ class Controller:
             reason = Reason.MOST_ROWS.format(tokens=tokens, share=share, error=error)
         return plan, Recompute(method.selector, method.ratio, reasons=(reason,))
 
-    def compare(self, plan: Plan, recompute: Recompute, passed: PassResult) -> None:
-        """Compare what a pass took with the profile's estimate, if there is a profile."""
+    def learn_from(self, plan: Plan, recompute: Recompute, passed: PassResult) -> None:
+        """Correct the profile's speeds by what a pass took, if there is a profile."""
         if (profile := self.in_use.profile) is not None:
-            compare(plan, recompute, passed, self.in_use, profile)
+            layers = self.in_use.adapter.layer_count
+            for outcome in outcomes_of(plan, recompute, passed, layers, profile):
+                self.in_use.note_outcome(*outcome)
 
 
 def rows_share(plan: Plan, selector: Selector, ratio: float, layers: int) -> float:

@@ -102,7 +102,7 @@ class ProfileInUse:
         self._seen_at.clear()
         self._steady = Steady()
 
-    def compare(self, name: str, took_s: float, expected_s: float) -> None:
+    def note_outcome(self, name: str, took_s: float, expected_s: float) -> None:
         """Note what a request took of tier or `COMPUTE`, and what the profile had estimated."""
         if took_s > 0.0 and expected_s > 0.0:
             forgotten = self._forgotten(name)

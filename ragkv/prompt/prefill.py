@@ -94,7 +94,7 @@ class Prefiller:
                     self.fusor.run(prompts, pause=self.scheduler.between_layers)
             passed = prepared.result()
         self.fusor.note_speed(passed)
-        self.controller.compare(plan, recompute, passed)
+        self.controller.learn_from(plan, recompute, passed)
         if keep is not None and record is not None:
             rope_digest = self.fusor.adapter.rope.digest(length)
             keep(task.prompt, rope_digest, record)

@@ -253,7 +253,7 @@ def test_what_requests_took_leads_to_the_quickest_choice_also_if_some_chunks_are
         made.parts.profiler.use(
             dataclasses.replace(control.in_use.profile, prefill=LengthFit(0.0, 0.03 * whole, 0.0))
         )
-        compare = control.compare
+        learn_from = control.learn_from
 
         def took(plan: Plan, recompute: Recompute, passed: PassResult) -> None:
             rows = plan.computed.numel() + passed.selected_by_layer[0].numel()
@@ -264,11 +264,11 @@ def test_what_requests_took_leads_to_the_quickest_choice_also_if_some_chunks_are
                 others_s=4.0,
                 read_s=4 * tokens * token_s,
             )
-            compare(plan, recompute, dataclasses.replace(passed, **times))
+            learn_from(plan, recompute, dataclasses.replace(passed, **times))
             joint = {**times, "prompts": 2, "pass_s": 99.0}
-            compare(plan, recompute, dataclasses.replace(passed, **joint))
+            learn_from(plan, recompute, dataclasses.replace(passed, **joint))
 
-        monkeypatch.setattr(control, "compare", took)
+        monkeypatch.setattr(control, "learn_from", took)
         for _ in range(2 * OUTCOMES):
             made.prefill(QUESTION, CHUNKS)
         reuse = made.prefill(QUESTION, CHUNKS).reuse
@@ -348,7 +348,7 @@ def test_a_new_profile_is_not_corrected_by_what_was_measured_against_the_old_one
         in_use = made.parts.controller.in_use
         before = made.prefill(QUESTION, CHUNKS).reuse.ratio
         for _ in range(OUTCOMES):
-            in_use.compare("disk", 100.0, 1.0)
+            in_use.note_outcome("disk", 100.0, 1.0)
         assert "corrected" in " ".join(made.prefill(QUESTION, CHUNKS).reuse.decision)
         made.parts.profiler.use(in_use.profile)
         again = made.prefill(QUESTION, CHUNKS).reuse
