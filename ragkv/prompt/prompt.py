@@ -129,20 +129,20 @@ def lay_out(
     others = length + (asked if fits else min(asked, LEAST_ANSWER_TOKENS))
     truncated = None
     if history is not None:
-        if len(history) > (room := context_length - others):
-            history, truncated = fitted(history, room, settings)
+        if len(history) > (history_room := context_length - others):
+            history, truncated = fitted(history, history_room, settings)
         length += len(history)
     if not length:
         raise InputError("The prompt is empty: no prefix, chunk or question.")
     check_length(length, min(asked, 1), context_length)
-    room = asked if fits else context_length - length
+    answer_room = asked if fits else context_length - length
     cut = (
         None
         if fits
-        else f"the answer may have {room} tokens, not {asked}: the context is {context_length}"
+        else f"the answer may have {answer_room} tokens, not {asked}: the context is {context_length}"
     )
     notes = tuple(filter(None, (truncated, cut)))
-    return replace(alone, history=history, notes=notes, answer_tokens=room)
+    return replace(alone, history=history, notes=notes, answer_tokens=answer_room)
 
 
 def check_length(length: int, answer_tokens: int, context_length: int) -> None:
