@@ -69,15 +69,15 @@ class Prefiller:
 
         Raises `EntryDamagedError` and `JointPassFailed`: the prompt is to be tried again.
         """
-        with ExitStack() as leases:
+        with ExitStack() as held:
             began = time.perf_counter()
             is_again = alone or bool(damaged)
-            stored = self.lookup.plan(task, damaged, leases, again=is_again)
+            stored = self.lookup.plan(task, damaged, held, again=is_again)
             plan, recompute = self.controller.decide(stored, task.request.method)
             record = self._recording(task, plan)
             length = plan.token_ids.numel()
             new_kv = None if self.offloading is None else self.offloading.new_kv(length)
-            prepared = leases.enter_context(
+            prepared = held.enter_context(
                 self.fusor.prepared(
                     plan,
                     recompute,
