@@ -157,9 +157,9 @@ class Engine(Closing):
         """The report of the prompt once it is computed, then what `stream` yields, for a request that
         was made before.
         """
-        with self._started(request, session) as (turn, answer):
-            yield answer.report
-            for event in answer.events:
+        with self._started(request, session) as (turn, started):
+            yield started.report
+            for event in started.events:
                 if isinstance(event, TokenEvent):  # a complete answer is handed out even later
                     request.claim.check()
                 yield event if turn is None else turn.follow(event)
@@ -224,11 +224,11 @@ class Engine(Closing):
             past = (session.history, session.notes) if session else ()
             prompt = self.parts.intake.prompt(request, *past)
             task = Task(request, prompt, session.session_id if session else "", adds_turn)
-            answer = held.enter_context(self.parts.backend.started(task))
+            started = held.enter_context(self.parts.backend.started(task))
             turn = None
             if session is not None and adds_turn:
-                turn = held.enter_context(self.sessions.turn(session, task, answer.report))
-            yield turn, answer
+                turn = held.enter_context(self.sessions.turn(session, task, started.report))
+            yield turn, started
 
     def chunk(
         self, content: str | Sequence[int], metadata: Mapping[str, Any] | None = None
