@@ -183,8 +183,8 @@ class _LayerLoop:
         for prompt in self._prompts:
             self._advance(prompt, None)
         while self._inputs:
-            layer = min(rows.layer for rows in self._inputs.values())
-            together = {p: rows for p, rows in self._inputs.items() if rows.layer == layer}
+            layer = min(one.layer for one in self._inputs.values())
+            together = {p: one for p, one in self._inputs.items() if one.layer == layer}
             hidden = self._run_layer(layer, list(together.values()))
             for prompt, own in zip(together, hidden, strict=True):
                 self._advance(prompt, own)
@@ -222,27 +222,27 @@ class _LayerLoop:
         except Exception as error:
             prompt.ended = error
 
-    def _run_layer(self, layer: int, prompts: Sequence[LayerInput]) -> Sequence[torch.Tensor]:
+    def _run_layer(self, layer: int, inputs: Sequence[LayerInput]) -> Sequence[torch.Tensor]:
         """Run `layer` over the rows of all prompts: hidden (1, R, E) of each.
 
         In the last layer only each prompt's last row needs an output.
         """
         if layer == self._adapter.layer_count - 1:
-            several = [rows for rows in prompts if len(rows.part.rows) > 1]
+            several = [one for one in inputs if len(one.part.rows) > 1]
             if several:
                 self._adapter.project_kv(layer, *self._joined(several))
-            prompts = [rows.last_row() for rows in prompts]
-        hidden = self._adapter.call_layer(layer, *self._joined(prompts))
-        return torch.split(hidden, [len(rows.part.rows) for rows in prompts], 1)
+            inputs = [one.last_row() for one in inputs]
+        hidden = self._adapter.call_layer(layer, *self._joined(inputs))
+        return torch.split(hidden, [len(one.part.rows) for one in inputs], 1)
 
-    def _joined(self, prompts: Sequence[LayerInput]) -> tuple[torch.Tensor, Rows, LayerPass]:
+    def _joined(self, inputs: Sequence[LayerInput]) -> tuple[torch.Tensor, Rows, LayerPass]:
         """The layer's input: the rows of all prompts, one prompt after another."""
-        hidden = _cat([rows.hidden for rows in prompts], 1)
-        cos = _cat([rows.cos for rows in prompts], 1)
-        sin = _cat([rows.sin for rows in prompts], 1)
-        parts = [rows.part for rows in prompts]
+        hidden = _cat([one.hidden for one in inputs], 1)
+        cos = _cat([one.cos for one in inputs], 1)
+        sin = _cat([one.sin for one in inputs], 1)
+        parts = [one.part for one in inputs]
         positions = Rows(_cat([part.rows.positions for part in parts], 0), None)
-        step = self._adapter.joint_pass(prompts[0].layer, parts, cos, sin, self._pause_within)
+        step = self._adapter.joint_pass(inputs[0].layer, parts, cos, sin, self._pause_within)
         return hidden, positions, step
 
     def _pause_within(self) -> None:
@@ -251,9 +251,9 @@ class _LayerLoop:
         self._let_others_compute()
 
     def _let_others_compute(self) -> None:
-        left = time.perf_counter()
+        paused_at = time.perf_counter()
         self._pause()
-        self._others_s += time.perf_counter() - left
+        self._others_s += time.perf_counter() - paused_at
 
 
 def _selected(
