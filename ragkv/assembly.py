@@ -23,8 +23,8 @@ from .fusion import Fusor, Readers
 from .prompt import (
     AnswerBackend,
     Intake,
+    LocalBackend,
     Lookup,
-    OwnModel,
     Prefiller,
     PrefixBlocks,
     SharedModel,
@@ -159,7 +159,7 @@ def assembled(
             lookup = _lookup(model, entries, block_writer, scheduler)
             offloading = _offloading(model, config)
             prefiller = Prefiller(lookup, fusor, scheduler, controller, offloading)
-            backend = OwnModel(model, scheduler, lookup, prefiller, config.drafts)
+            backend = LocalBackend(model, scheduler, lookup, prefiller, config.drafts)
 
         # what a home may have from before
         # Read once: no other process measures this store while it is open.

@@ -3,7 +3,7 @@
 The steps are intake, prompt, look-up and plan, prefill, answer.
 """
 
-from .answer import ActiveAnswer, OwnModel
+from .answer import ActiveAnswer, LocalBackend
 from .backend import NO_PREFILL, AnswerBackend, AnswerEvents, StartedAnswer
 from .citations import MARKER, cite
 from .intake import MAX_LOGPROBS, Intake, check_names
@@ -34,8 +34,8 @@ __all__ = [
     "ChunkLike",
     "PieceLike",
     "Intake",
+    "LocalBackend",
     "Lookup",
-    "OwnModel",
     "PrefilledPrompt",
     "PrefillOptions",
     "Prefiller",

@@ -101,8 +101,8 @@ class ActiveAnswer:
 
 
 @dataclass(eq=False)
-class OwnModel:
-    """The engine's own model computes."""
+class LocalBackend:
+    """The model in this process computes."""
 
     model: SharedModel
     scheduler: Scheduler
