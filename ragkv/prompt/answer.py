@@ -135,7 +135,7 @@ class LocalBackend:
         if constraint is not None or task.request.sampling != GREEDY:
             seen = prefill.token_ids.to(self.model.adapter.device)
             sampler = Sampler(task.request.sampling, seen, ends, constraint)
-        answer = _SampledAnswer(task, prefill, self.model.tokenizer, sampler, ends, constraint)
+        answer = _DecodedAnswer(task, prefill, self.model.tokenizer, sampler, ends, constraint)
         event = answer.choose(prefill.logits, *answer.greedy(prefill.logits.unsqueeze(0)))
         if event is not None:
             yield event
@@ -144,7 +144,7 @@ class LocalBackend:
         yield from answer.finish()
 
     def _steps(
-        self, task: Task, prefill: PrefilledPrompt, answer: "_SampledAnswer"
+        self, task: Task, prefill: PrefilledPrompt, answer: "_DecodedAnswer"
     ) -> Iterator[TokenEvent]:
         """The events of all tokens behind the first one.
 
@@ -178,7 +178,7 @@ class LocalBackend:
                 drafts.verified(len(tried), accepted, took_s)
 
 
-class _SampledAnswer(ActiveAnswer):
+class _DecodedAnswer(ActiveAnswer):
     """An answer whose tokens are chosen here."""
 
     def __init__(
