@@ -109,24 +109,24 @@ class ChatEngine:
         return self.engine.config.prompt.separator or " "
 
     def build_prompt(
-        self, request: ChatInput, find_conversation: bool = True, session: Session | None = None
+        self, given: ChatInput, find_conversation: bool = True, session: Session | None = None
     ) -> ChatPrompt:
-        """The prompt of `request`. With `find_conversation`, it continues the conversation that its
+        """The prompt of `given`. With `find_conversation`, it continues the conversation that its
         messages repeat.
 
         With a `session`, the session's own messages replace those before the last turn. A
         prompt with chunks in its opening has no conversation: the next turn would open differently.
         """
-        self._check_length(request.messages)
-        given = request.messages
+        self._check_length(given.messages)
+        messages = given.messages
         conversation = None
         if session is not None:
             conversation = self.conversations.named(session)
-            if request.tools:
-                given = _as_question(given, conversation.turns)
-        template = self.template_for(request.tools)
-        rendered = template.render(template.messages(given))
-        matches = self._known_texts(rendered, request.documents)
+            if given.tools:
+                messages = _as_question(messages, conversation.turns)
+        template = self.template_for(given.tools)
+        rendered = template.render(template.messages(messages))
+        matches = self._known_texts(rendered, given.documents)
         opening, start = self._opening(rendered, matches)
         if session is not None:
             head = template.head(rendered.messages)
@@ -135,13 +135,13 @@ class ChatEngine:
             conversation = self.conversations.resume(head)
         if conversation is not None and conversation.turns:
             start = len(head)
-        documents = self.catalogue.documents_of(matches, request.documents)
+        documents = self.catalogue.documents_of(matches, given.documents)
         pieces, question = self._split(rendered, start, matches, documents)
         if opening is not None:
             ids = template.bos_ids + rendered.token_ids(0, len(opening))
             pieces.insert(0, Text(ids, opening, opening=True))
         return ChatPrompt(
-            rendered.messages, rendered.text, tuple(pieces), question, conversation, request.tools
+            rendered.messages, rendered.text, tuple(pieces), question, conversation, given.tools
         )
 
     def follow(

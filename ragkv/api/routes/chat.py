@@ -200,17 +200,17 @@ class ChatCompletion:
         )
         turns = [_plain(message) for message in self.body.messages]
         tools = tuple(tool.for_prompt for tool in self.body.tools or ())
-        request = ChatInput(insert_documents(turns, documents, chat.separator), documents, tools)
+        given = ChatInput(insert_documents(turns, documents, chat.separator), documents, tools)
         if job.session is None:
             # The next request's messages will not hold the documents, so such a conversation is not
             # kept.
-            return chat.build_prompt(request, not documents, None)
+            return chat.build_prompt(given, not documents, None)
         if turns[-1].role not in ("user", "tool"):
             raise InputError(
                 "With a session the last message must be the user's or a tool's: it is the "
                 "question."
             )
-        return chat.build_prompt(request, False, job.session)
+        return chat.build_prompt(given, False, job.session)
 
     def _options(self, form: ResponseFormat | None) -> AnswerOptions:
         return {

@@ -300,15 +300,15 @@ class ChatRagKV(BaseChatModel):
             raise InputError("tools and response_format are not offered together; leave one out.")
         session_id = settings["session_id"]
         shared = self.shared
-        request = chat_input(messages, settings["documents"] or (), shared.separator, tools)
+        given = chat_input(messages, settings["documents"] or (), shared.separator, tools)
         session = shared.engine.session(session_id) if session_id else None
-        prompt = shared.build_prompt(request, self.conversations and session is None, session)
+        prompt = shared.build_prompt(given, self.conversations and session is None, session)
         options = answer_options(settings)
         options["separator"] = ""  # the messages have their own text between passages
         must_call = bool(tools) and choice not in (None, "auto", "none")
         if must_call:
             name = None if choice == "required" else choice
-            syntax = shared.template_for(request.tools).call_syntax
+            syntax = shared.template_for(given.tools).call_syntax
             options["response_format"] = required_form(
                 tools, name, syntax, bool(settings["parallel_tool_calls"])
             )
