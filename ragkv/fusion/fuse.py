@@ -83,17 +83,17 @@ class TokenChoice:
         # indices of the candidates that are computed from layer 0 on, (C,) ascending
         if self.asked_layers:
             early = min(recompute.early, len(candidates) - self.budget)
-            self.first = beginnings(candidates, early)
+            self.from_layer_0 = beginnings(candidates, early)
         elif self.narrows:
-            self.first = torch.arange(len(candidates))
+            self.from_layer_0 = torch.arange(len(candidates))
         else:
-            self.first = selector.select(candidates, recompute.ratio, seed)
+            self.from_layer_0 = selector.select(candidates, recompute.ratio, seed)
         # layers that may load while the ones below them are recomputed
         self.upper_layers = layers - self.asked_layers.stop if self.asked_layers else 0
         # A span that is computed as a whole need not be read, unless it is compared.
-        self.loaded = plan.loaded if self.narrows else _not_recomputed(plan, self.first)
+        self.loaded = plan.loaded if self.narrows else _not_recomputed(plan, self.from_layer_0)
         # the most rows that a layer computes
-        chosen = self.first.numel() + (self.budget if self.asked_layers else 0)
+        chosen = self.from_layer_0.numel() + (self.budget if self.asked_layers else 0)
         self.most_rows = plan.computed.numel() + chosen
 
 
@@ -121,7 +121,9 @@ def fuse(
         asked = yield from _ask(choice, plan, rows_of, placing)
         rows = rows_of(plan.token_ids, plan.computed[plan.leading_rows :], asked.chosen)
     else:
-        rows = rows_of(plan.token_ids, plan.computed, plan.candidates.positions[choice.first])
+        rows = rows_of(
+            plan.token_ids, plan.computed, plan.candidates.positions[choice.from_layer_0]
+        )
     narrowing = Narrowing(rows, plan, placing) if choice.narrows else None
 
     for layer in range(layers):
@@ -162,7 +164,7 @@ def _ask(
     candidate, which no recompute changes. Their hidden states join the other rows above.
     """
     token_ids, computed = plan.asking()
-    early = plan.candidates.positions[choice.first]
+    early = plan.candidates.positions[choice.from_layer_0]
     rows = rows_of(token_ids, computed, early)
     watch = Watch(plan.question_rows - plan.unasked_rows, plan.token_ids.numel(), rows.device)
     for layer in range(choice.asked_layers.stop):
@@ -170,8 +172,8 @@ def _ask(
         yield from rows.through(layer, watch if layer in choice.asked_layers else None)
     candidates = sent(plan.candidates.positions, rows.device)
     attention = watch.received()[candidates]  # (N,)
-    if choice.first.numel():
-        attention[sent(choice.first, rows.device)] = -1.0  # they are recomputed already
+    if choice.from_layer_0.numel():
+        attention[sent(choice.from_layer_0, rows.device)] = -1.0  # they are recomputed already
     recompute = choice.recompute
     chosen = recompute.selector.select_asked(plan.candidates, attention, recompute.ratio)
     final = torch.cat((computed[: plan.leading_rows], early))
