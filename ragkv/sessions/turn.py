@@ -283,9 +283,8 @@ class Turn(Closing):
         """Hand blocks to the writer. Before the first block the store's policies learn of the turn."""
         for new in blocks:
             if not self._handover.keys and self._turn_kv is not None:
-                self._session.sessions.blocks.writer.turn_prefilled(
-                    self._policy_turn(self._turn_kv)
-                )
+                writer = self._session.sessions.blocks.writer
+                writer.turn_prefilled(self._policy_turn(self._turn_kv))
             self._handover.add(new)
 
     def _policy_turn(self, turn_kv: TurnKV) -> TurnSize:
