@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from ragkv import errors
-from ragkv.body_errors import describe_errors
+from ragkv.runtime.body_errors import describe_errors
 
 from .errors import CLIENT_GONE, ApiError
 from .full_disk import is_disk_full

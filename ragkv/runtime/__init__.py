@@ -1,5 +1,5 @@
-"""Threads, files, memory and addresses, below everything else: knows no model, no prompt and no
-store.
+"""Threads, files, memory, addresses and errors of request bodies, below everything else: knows no
+model, no prompt and no store.
 """
 
 from . import openmp

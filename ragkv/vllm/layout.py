@@ -20,8 +20,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 
-from ragkv.body_errors import describe_errors
 from ragkv.errors import InputError
+from ragkv.runtime.body_errors import describe_errors
 from ragkv.types import Piece, Text
 
 from .chunk_index import ChunkIndex, Occurrence

@@ -18,11 +18,11 @@ from python_multipart import FormParser
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import Field, File, parse_options_header
 
-from ragkv.body_errors import describe_errors
 from ragkv.errors import DocumentError, DocumentLimitError
 from ragkv.retrieval import Document, ParseLimits, Passage, Splitter, load_bytes
 from ragkv.retrieval.documents.files import has_loader
 from ragkv.retrieval.documents.formats import KNOWN
+from ragkv.runtime.body_errors import describe_errors
 
 from ..bodies.documents import DocumentIn, DocumentsIn, GivenDocument
 from ..errors import ApiError
