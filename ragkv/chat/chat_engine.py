@@ -12,12 +12,12 @@ import json
 import logging
 import sys
 from collections.abc import Generator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
 from ragkv.config import MIB
 from ragkv.engine import Engine
-from ragkv.errors import PromptTooLongError
+from ragkv.errors import PromptTooLongError, RagKVError
 from ragkv.prompt import chunks_among
 from ragkv.runtime import cached_by_bytes
 from ragkv.sessions import Session
@@ -171,7 +171,13 @@ class ChatEngine:
                 self.delete_turn(prompt)
         assert answer is not None
         found = find_calls(answer.text, tools, answer.finish_reason)
-        answer = self.save_turn(prompt, answer, found.text, found.calls)
+        try:
+            answer = self.save_turn(prompt, answer, found.text, found.calls)
+        except RagKVError as error:  # the answer is complete, whatever becomes of its turn
+            log.warning("A turn was not saved: %s", error)
+            answer = answer.with_notes(f"this turn is not stored for the next one: {error}")
+            with suppress(RagKVError):
+                self.delete_turn(prompt)
         if rest := found.behind(filtered.sent):
             yield TokenEvent(rest, None)
         yield ChatAnswer(answer, found, filtered.sent + rest)

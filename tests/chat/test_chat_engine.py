@@ -17,7 +17,7 @@ from ragkv.chat import (
     PlainMessage,
     insert_documents,
 )
-from ragkv.errors import DeadlineError
+from ragkv.errors import DeadlineError, StoreError
 from ragkv.types import Answer, Reuse, Timing, TokenEvent
 from tests.engine.helpers import text_engine
 from tests.reader import READER
@@ -221,6 +221,29 @@ class TestFollow:
         steps.close()
         assert closed == ["closed"]
         assert prompt.session is not None and prompt.session.deleted
+
+    @pytest.mark.parametrize("fails", ["saving", "saving and deleting"])
+    def test_an_answer_arrives_though_its_turn_cannot_be_saved(
+        self, chat: ChatEngine, monkeypatch: pytest.MonkeyPatch, fails: str
+    ) -> None:
+        prompt = chat.build_prompt(ChatInput(TURNS, ()))
+        answer = Answer("Ada.", (1,), "stop", Timing(), Reuse())
+        deleted = list[object]()
+
+        def refused(*_: object) -> None:
+            raise StoreError("The disk failed.")
+
+        monkeypatch.setattr(chat, "save_turn", refused)
+        monkeypatch.setattr(chat, "delete_turn", deleted.append if fails == "saving" else refused)
+
+        def events() -> Generator[object, None, None]:
+            yield TokenEvent("Ada.", 1)
+            yield answer
+
+        _, last = chat.follow(prompt, events())
+        assert isinstance(last, ChatAnswer) and last.text == "Ada."
+        assert "this turn is not stored for the next one: The disk failed." in str(last.answer)
+        assert deleted == ([prompt] if fails == "saving" else [])
 
     def test_text_that_was_held_back_and_is_no_call_comes_before_the_answer(
         self, chat: ChatEngine
