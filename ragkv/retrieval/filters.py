@@ -8,11 +8,13 @@ matching item is enough. `document_id` and `source` can be used like metadata na
 
 import difflib
 import json
+import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ragkv.errors import InputError
+from ragkv.runtime.outside import check_kind
 
 COMPARISONS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 OPERATORS = ("eq", "ne", "in", *COMPARISONS)
@@ -89,14 +91,21 @@ def _condition(name: str, operator: str, values: list[Any]) -> Condition:
 
 def _check_name(name: str) -> None:
     """Raise `InputError` for a name that has no place in an SQLite path."""
+    check_kind("A name in the filter", name, str)
     if len(name) > NAME_CHARS:
         raise InputError(
             f"A name in the filter has {len(name)} characters; at most {NAME_CHARS} are possible."
         )
-    if '"' in name or "\0" in name:
+    if '"' in name or not _is_storable(name):
         raise InputError(
-            f"Cannot filter by {name!r}: a name in a filter has no double quote and no NUL."
+            f"Cannot filter by {name!r}: a name in a filter has no double quote, no NUL and no half "
+            "of a surrogate pair."
         )
+
+
+def _is_storable(text: str) -> bool:
+    """Whether SQLite takes the whole text."""
+    return re.search("[\0\ud800-\udfff]", text) is None
 
 
 def _operators(name: str, wanted: Any) -> list[tuple[str, Any]]:
@@ -145,11 +154,11 @@ def _values(name: str, operator: str, value: Any) -> list[Any]:
     for one in values:
         is_constant = one is None or isinstance(one, bool)
         is_number = isinstance(one, int | float) and abs(one) < 2**63
-        is_text = isinstance(one, str) and "\0" not in one
+        is_text = isinstance(one, str) and _is_storable(one)
         if not (is_number or is_text or is_constant) or (is_constant and operator in COMPARISONS):
             raise InputError(
                 f"The filter on {name!r} compares with {reprlib.repr(one)}; use numbers or "
-                "strings without NUL; for "
+                "strings without NUL and halves of surrogate pairs; for "
                 "equality also true, false, null."
             )
     return values

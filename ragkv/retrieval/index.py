@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 # Of a query `QUERY_CHARS` are searched; an embedder reads far fewer.
 QUERY_CHARS = 10_000
+MAX_K = 2**63 - 1  # SQLite's greatest number
 
 
 class Index(Closing):
@@ -86,6 +87,8 @@ class Index(Closing):
         check_kind("k", k, int)
         if k < 1:
             raise InputError(f"k is {k}; ask for at least 1 passage.")
+        if k > MAX_K:
+            raise InputError(f"k is {k}; at most {MAX_K} passages can be asked for.")
         if retriever is None:
             retriever = self._default_retriever()
         if retriever not in RETRIEVERS:

@@ -146,3 +146,6 @@ def test_a_search_that_cannot_be_made_is_refused_with_the_reason() -> None:
                 index.search("x", retriever=unknown)
         with pytest.raises(InputError, match="k is 0"):
             index.search("x", k=0)
+        assert index.search("absent", k=2**63 - 1, retriever="bm25") == []
+        with pytest.raises(InputError, match="at most 9223372036854775807 passages"):
+            index.search("x", k=2**63)
