@@ -1,4 +1,6 @@
-"""The engine: answers questions over chunks from stored KV. `Engine.stream` is the main path.
+"""The engine: answers questions over chunks from stored KV.
+
+`Engine.events` is the main path; `answer` and `stream` are its two forms.
 
 A request is validated and tokenized. It waits for its conversation's previous turn, and its prompt
 is laid out. Entries are found, and a plan is made. The entries are loaded and fused, layer by

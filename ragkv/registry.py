@@ -2,8 +2,8 @@
 
 A row is a name and the place of what it names, "module:object". `pkgutil.resolve_name` imports it at
 its first use, so that the names cost nothing, and a package above the one that asks is loaded only
-where it is used. The names stand nowhere else: settings, commands, the API and the page read them
-here. The endings of documents have a table of the same kind, next to their loaders
+where it is used. Defaults, the gate's candidates and the profiler name single rows; everything else
+reads these tables. The endings of documents have a table of the same kind, next to their loaders
 (`retrieval/documents/formats.py`).
 """
 

@@ -72,7 +72,8 @@ class Text(Piece):
 class Timing:
     """Where the time of one request went, in seconds."""
 
-    # all other time before the first token: the turn before, laying out, waiting for the model
+    # all other time before the first token, without the search: the turn before, laying out, waiting
+    # for the model, and attempts that failed
     queue_s: float = 0.0
     # finding and opening stored KV, waiting for a chunk that another request has encoded, and deciding
     lookup_s: float = 0.0

@@ -114,8 +114,8 @@ class AnswerJob:
         session: Session | None,
         **options: Unpack[AnswerOptions],
     ) -> AnswerSteps:
-        """The prefill once it is done, token events, then the answer. The deadline and cancellation
-        are the claim's.
+        """The report of the prompt once it is computed, token events, then the answer. The deadline
+        and cancellation are the claim's.
 
         The answer comes when its turn is on disk, and the session is free by then.
         """

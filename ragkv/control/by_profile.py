@@ -17,9 +17,10 @@ from .token_counts import TokenCounts, loads_of
 def decided(
     plan: Plan, method: Method, in_use: ProfileInUse, profile: Profile
 ) -> tuple[Plan, Recompute]:
-    """The plan with some spans computed, and how the others are recomputed, by the present speeds of
-    `profile`, the one in use. At a given ratio a chunk is computed only if loading it from shared storage would
-    take longer.
+    """The plan with some spans computed, and how the others are recomputed.
+
+    Decides by `profile`, corrected by recent speeds. Where the ratio is given, only chunks on shared
+    storage may be computed instead.
 
     Raises `RagKVError` if a tier of the prompt was not measured.
     """

@@ -16,8 +16,8 @@ from .gate_result import GateResult, gated
 class Method:
     """How one request wants its prompt computed, before the prompt is known."""
 
-    # The recompute ratio in [0, 1]. If the controller chooses, this is r*, its least choice. 0 unless
-    # KV is fused.
+    # The recompute ratio in [0, 1]. When the controller chooses, the lower bound (r*). 0 unless KV is
+    # fused.
     ratio: float
     selector: Selector
     reuse: ReuseMode

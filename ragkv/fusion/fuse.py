@@ -58,7 +58,7 @@ class Fused:
 
     kv: PromptKV  # rotated, S positions valid
     last: torch.Tensor  # (1, 1, E): the last layer's output for the last position
-    # L tensors of the positions that were computed there, on the model's device
+    # L tensors of the positions computed in the last pass through that layer, on the model's device
     rows_by_layer: tuple[torch.Tensor, ...]
     row_layers: int  # rows computed, summed over layers
     place_s: float  # rotating stored KV and copying it into place

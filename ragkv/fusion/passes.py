@@ -32,11 +32,12 @@ class PassResult:
     """The result of a pass for one prompt, and its times."""
 
     fused: Fused
-    # L tensors of the positions that the selector chose, on the host
+    # L tensors of the candidates recomputed in the last pass through that layer, on the host
     selected_by_layer: tuple[torch.Tensor, ...]
     logits: torch.Tensor  # (V,) float32, of the last position
     pass_s: float  # the whole pass took this time, `others_s` included
-    others_s: float  # spent on decoding steps of other requests, between layers
+    # decoding steps and prefills of others, between layers and within them
+    others_s: float
     load_s: float  # waiting for slices
     read_s: float  # reading slices, one after another at the reader threads' joint bandwidth
     read_bytes: int  # what the reader threads read; they read no slices that are in memory

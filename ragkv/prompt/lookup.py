@@ -1,6 +1,7 @@
 """Looks up the stored runs of a prompt. `planning.py` makes the plan of them.
 
-Leases are opened here and closed by the caller's exit stack.
+Leases are opened here and closed by the caller's exit stack. A lookup also waits for chunks that
+another request had encoded, and queues chunks that are missing.
 """
 
 from collections.abc import Container, Sequence

@@ -2,8 +2,8 @@
 
 Nothing is looked up, opened or changed here. `wanted_spans` says which state each run should have
 at its place in the prompt. `lookup.py` adds leases to the spans that are stored. `plan_of` makes
-the plan of both. Which spans are exact is decided only here, and in `prefix_blocks.py` for blocks
-of earlier prompts.
+the plan of both. Two modules decide which spans are exact: this one, and `prefix_blocks.py` for
+blocks of earlier prompts.
 """
 
 from collections import Counter

@@ -1,8 +1,8 @@
 """The index: documents go in, and the passages that match a query come out.
 
-An `Index` is one SQLite file (`index_file.py`). Rankings read its texts (`retrievers.py`), lists its
-documents and passages (`index_contents.py`), and a writer changes it (`ingestion.py`). It knows no
-models, tokenizers or KV.
+An `Index` is one SQLite file (`index_file.py`). `retrievers.py` ranks its texts,
+`index_contents.py` lists what it holds, and `ingestion.py` changes it. It knows no models,
+tokenizers or KV.
 """
 
 import logging

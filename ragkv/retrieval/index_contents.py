@@ -1,4 +1,4 @@
-"""Lists the documents and passages of an index. No search uses this."""
+"""Lists the documents and passages of an index. Ranking uses none of it."""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -176,8 +176,8 @@ class FairLock:
     def acquire(
         self, wait: Wait | None = None, check: Check = no_check, *, waits: bool = True
     ) -> bool:
-        """Wait for the lock, unless not `waits`. `True` once it is granted; `False` if another
-        thread holds it then, or `wait` was dismissed.
+        """Get the lock, waiting for it if `waits`. Returns whether this thread holds it: `False` if
+        it would have to wait, or if `wait` was dismissed.
 
         `check` is called repeatedly while this thread waits; an error that it raises ends the wait.
         """

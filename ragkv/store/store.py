@@ -5,8 +5,8 @@ background (`copying.py`). A put stores in memory at once; the disk and shared s
 in the background. Only a read waits for a remote tier, at most for the tier's timeout. Then the
 whole pass waits, with all prompts in it.
 
-A store failure never fails a request. It is logged and counts as a cache miss (CacheBlend section
-5.1, "KV cache store").
+A tier that fails never fails a request. The failure is logged and counts as a cache miss
+(CacheBlend section 5.1, "KV cache store").
 
 Three objects of a store hold what no question needs: `durable` writes, its `contents` and its
 `limits`. Its `prefetcher` is told which requests wait.

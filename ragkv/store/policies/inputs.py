@@ -16,7 +16,9 @@ NEVER = NextRequest(1 << 62, 0, 0)  # This stands for a conversation that does n
 
 
 class TurnSize(NamedTuple):
-    """One complete turn of a conversation, as policies see it: sizes in blocks, and no token."""
+    """One turn of a conversation, as policies see it: sizes in blocks, and no token. In a live store
+    the answer counts with its most tokens.
+    """
 
     at: float  # seconds
     request: int  # its number in the trace; 0 in a live store
