@@ -43,7 +43,7 @@ class Reusing(Given):
 
 
 class OverSome(PromptPart):
-    """Rows of a prompt that attend over some of its positions alone, as if no others were loaded."""
+    """Rows of a prompt that attend over some of its positions, as if no others were loaded."""
 
     def __init__(self, kv: PromptKV, rows: PromptRows, kept: torch.Tensor) -> None:
         """`kept` (P,) ascending has the positions, the rows' own among them."""

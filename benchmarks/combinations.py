@@ -2,20 +2,20 @@
 neighbours?
 
     python -m benchmarks.combinations [--quick] [--questions 200] [--passages 400] [--data FOLDER]
-    python -m benchmarks.combinations --stored --ways fused full --passages 12 --each 8 --tokens 190 \
+    python -m benchmarks.combinations --stored --ways fused full --passages 12 --each 8 \
         --questions 12 --window 12
 
-Each question is asked over a set of passages that never came together before, in any order. Passages
-are drawn with Zipf's weights, so that some come often, and most of them rarely. The same questions
-are asked in two ways on engines of their own with empty stores: `fused`, the default, which stores
-what it misses, and `prefix`, exact blocks of earlier prompts. For each window of questions: the
-share of the passages' tokens that were reused, the share of a full prefill that was computed, and
-seconds to the first token. Misses are stored behind the answer, before the next question comes.
-With `--stored` every passage is stored before, and never with others: the first token of a question
-is then that of a new combination. The way `full` computes every prompt whole.
+Each question is asked over a set of passages that never came together before, in any order.
+Passages are drawn with Zipf's weights, so that some come often, and most of them rarely. The same
+questions are asked in two ways on engines of their own with empty stores: `fused`, the default,
+which stores what it misses, and `prefix`, exact blocks of earlier prompts. For each window of
+questions: the share of the passages' tokens that were reused, the share of a full prefill that was
+computed, and seconds to the first token. Misses are stored behind the answer, before the next
+question comes. With `--stored` every passage is stored before, and never with others: the first
+token of a question is then that of a new combination. The way `full` computes every prompt whole.
 
-Where no FOLDER is given or found, passages are of the articles of `examples/corpus`. They are cut to
-`--tokens` tokens, short ones by default, so that a laptop can run it.
+Where no FOLDER is given or found, passages are of the articles of `examples/corpus`. They are cut
+to `--tokens` tokens, short ones by default, so that a laptop can run it.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """The ways that `benchmarks.defaults` compares: how passages are cut, ordered and stored, and which
 tokens are recomputed, and over which layers and tokens the question asks.
 
-A way is a question's prompt in one layout, over entries of one form, with one choice of tokens. Ways
-of the same layout share its full prefill, and those of the same form its entries.
+A way is a question's prompt in one layout, over entries of one form, with one choice of tokens.
+Ways of the same layout share its full prefill, and those of the same form its entries.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -1,17 +1,18 @@
-"""What the defaults rest on: each beside its alternatives, on as many test questions as time allows.
+"""What the defaults rest on: each beside its alternatives, on as many test questions as time
+allows.
 
     python -m benchmarks.defaults --data FOLDER [--quick]
     python -m benchmarks.defaults --data FOLDER --sets six needles --questions 100
     python -m benchmarks.defaults --data FOLDER --studies neutral order --model gemma3
 
-The studies (`default_ways.py`): over which layers the question asks; how much of the first passage is
-computed in place; the length of the neutral text that chunks are encoded behind; the length of
+The studies (`default_ways.py`): over which layers the question asks; how much of the first passage
+is computed in place; the length of the neutral text that chunks are encoded behind; the length of
 chunks; whether the best passage stands first or last; attention weighed at the beginnings of
 chunks; a second round of asking (ProphetKV); asking over a slice of each chunk (QCFuse's anchors);
 beginnings of chunks recomputed before the question chooses. Every way is compared with the full
-prefill of its own prompt: KL over the first tokens of that one's greedy answer, and the gold answer's
-log-likelihood a token, which is also given for the full prefill itself. Differences are paired with
-the default by question, and their intervals are 95 % bootstraps.
+prefill of its own prompt: KL over the first tokens of that one's greedy answer, and the gold
+answer's log-likelihood a token, which is also given for the full prefill itself. Differences are
+paired with the default by question, and their intervals are 95 % bootstraps.
 
 Questions are asked in turn from every set. Rows are appended to `--out` question by question, and
 the same command goes on where a killed run stopped; `--tables` only writes what is known. MODEL and
@@ -89,8 +90,8 @@ def run(options: argparse.Namespace) -> str:
 
 
 def _todo(options: argparse.Namespace) -> Iterator[tuple[str, Asked]]:
-    """The first question of every set, then the second ones: a run that ends early has asked equally
-    many of each.
+    """The first question of every set, then the second ones: a run that ends early has asked
+    equally many of each.
     """
     by_set = {
         name: questions(name, options.data, options.half, options.questions)
@@ -136,7 +137,7 @@ def tables(rows: Sequence[Row], options: argparse.Namespace) -> str:
 
 
 def summarized(rows: Sequence[Row], study: Study) -> Iterator[Row]:
-    """A line for each set and way of a study, over the questions that were asked in all its ways."""
+    """A line for each set and way of a study, over the questions asked in all its ways."""
     ways = [way.name for way in study.ways]
     by = {(row["set"], row["question"], row["way"]): row for row in rows}
     asked = dict.fromkeys(key[:2] for key in by)

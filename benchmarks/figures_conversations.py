@@ -78,8 +78,8 @@ def lengths(bench: Bench) -> Iterator[Row]:
 
 def recomputation(bench: Bench) -> Iterator[Row]:
     """By turn: history and new tokens, seconds to prefill all of it, and seconds of the new tokens
-    behind a loaded history; prompt tokens a second of both. Turns of prompts that are more than twice
-    as long as those of the profile are left out.
+    behind a loaded history; prompt tokens a second of both. Turns of prompts that are more than
+    twice as long as those of the profile are left out.
     """
     by_turn = defaultdict(list)
     for turn in bench.trace.turns:
@@ -97,8 +97,8 @@ def recomputation(bench: Bench) -> Iterator[Row]:
 
 
 def _behind_s(bench: Bench, history: int, new: int) -> float:
-    """Seconds to compute new tokens behind a history that is loaded from disk meanwhile: they attend
-    to it, and loading a layer takes what is not hidden.
+    """Seconds to compute new tokens behind a history that is loaded from disk meanwhile: they
+    attend to it, and loading a layer takes what is not hidden.
     """
     prefill = bench.profile.prefill
     computing_s = prefill.fixed_s + prefill.at(history + new) - prefill.at(history)
@@ -203,8 +203,8 @@ def _served(bench: Bench, model: Served, arrivals_per_s: float = 1.0, **changes:
 
 
 def end_to_end(bench: Bench) -> Iterator[Row]:
-    """Hit rate with first turns counted and without, seconds from a turn's start to its first token,
-    thousands of prompt tokens a second, hours of the GPUs and dollars, by recomputing / by
+    """Hit rate with first turns counted and without, seconds from a turn's start to its first
+    token, thousands of prompt tokens a second, hours of the GPUs and dollars, by recomputing / by
     CachedAttention; and its hit rate and first token in a store like ours, in which disk has what
     memory has, and takes its time.
     """

@@ -85,8 +85,8 @@ def by_article(bench: Bench) -> Iterator[Row]:
 
 
 def flops_and_bytes(bench: Bench) -> Iterator[Row]:
-    """A decoding step's attention in one layer of this model, in 16 bits: operations, and bytes that
-    the device reads, by ordinary decoding and with the N largest weights.
+    """A decoding step's attention in one layer of this model, in 16 bits: operations, and bytes
+    that the device reads, by ordinary decoding and with the N largest weights.
     """
     config = bench.engine.model.adapter.config
     heads = config.num_attention_heads

@@ -2,10 +2,10 @@
 
     python -m benchmarks.llama_cpp_forms MODEL.gguf FOLDER [--forms Q8_0 Q4_0 BF16]
 
-Every matrix is written in the form, from its values in MODEL; what has one dimension stays as it is.
-llama.cpp repacks Q8_0 and Q4_0 for the processor at hand, and multiplies BF16 where the processor
-does. For Q4_1, the form of SmolLM2's published file, it has no such kernels. Values of another form
-are rounded once more, so quality is not compared with these files, only time.
+Every matrix is written in the form, from its values in MODEL; what has one dimension stays as it
+is. llama.cpp repacks Q8_0 and Q4_0 for the processor at hand, and multiplies BF16 where the
+processor does. For Q4_1, the form of SmolLM2's published file, it has no such kernels. Values of
+another form are rounded once more, so quality is not compared with these files, only time.
 """
 
 import argparse

@@ -6,10 +6,10 @@ and 13.
     python -m benchmarks.papers_quality --model smollm2 --questions 20 musique_s_100.json
 
 Sets are files as published: LongBench's JSON lines (2wikimqa, hotpotqa, musique, samsum, multi_news
-...), HotpotQA's, 2WikiMultihopQA's and MuSiQue's own; docs/research/papers_quality.md says where they are.
-Each question goes through the engine once with every method, greedily, over chunks whose KV is in
-memory. Results are appended question by question, and the same command goes on where a killed run
-stopped. It writes a report (`--out`) and the same as JSON next to it.
+...), HotpotQA's, 2WikiMultihopQA's and MuSiQue's own; docs/research/papers_quality.md says where
+they are. Each question goes through the engine once with every method, greedily, over chunks whose
+KV is in memory. Results are appended question by question, and the same command goes on where a
+killed run stopped. It writes a report (`--out`) and the same as JSON next to it.
 """
 
 import argparse

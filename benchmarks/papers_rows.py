@@ -1,7 +1,7 @@
 """The rows of docs/papers.md, and what became of each in a run of all benchmarks.
 
 A row's last column names its commands in backticks: `ttft` or `figures "cacheblend 4"`. A row
-without a command says why in the same place, beginning with "none:" or naming the tests that hold it.
+without a command says why in the same place, beginning with "none:" or naming its tests.
 """
 
 import json

@@ -1,10 +1,11 @@
 """Question sets for the quality benchmarks, in common public formats.
 
 One `Context` is a list of chunks with all questions about it, so the chunks are processed once. The
-fields of a record determine its format: chunks with many questions (`questions`), LongBench as published (`context`,
-`answers`), MuSiQue (`paragraphs`), HotpotQA and 2WikiMultihopQA (`context`, `answer`), MuSiQue as
-in CacheBlend (`ctxs`), LongBench prompts (`origin_prompt`), or any record with a question, its
-contexts and its answers. A file is a JSON list, or has a record in each line (`.jsonl`).
+fields of a record determine its format: chunks with many questions (`questions`), LongBench as
+published (`context`, `answers`), MuSiQue (`paragraphs`), HotpotQA and 2WikiMultihopQA (`context`,
+`answer`), MuSiQue as in CacheBlend (`ctxs`), LongBench prompts (`origin_prompt`), or any record
+with a question, its contexts and its answers. A file is a JSON list, or has a record in each line
+(`.jsonl`).
 """
 
 import ast

@@ -3,11 +3,11 @@ and 4.3).
 
 One server takes requests first come first served. A request takes the prefill of its uncached
 tokens, which attend to the history, or the loading of the history where that takes longer, and its
-share of decoding. A session's whole history is held in memory or on disk. Memory evicts to disk, and
-disk evicts for good (the paper); in an inclusive store, as ragkv's, disk has what memory has, too.
-With look-ahead, sessions among the next `C_mem / S_kv` waiting requests are fetched to memory before
-they are served. Histories longer than the context lose their older half and stay usable, as they are
-stored without positions.
+share of decoding. A session's whole history is held in memory or on disk. Memory evicts to disk,
+and disk evicts for good (the paper); in an inclusive store, as ragkv's, disk has what memory has,
+too. With look-ahead, sessions among the next `C_mem / S_kv` waiting requests are fetched to memory
+before they are served. Histories longer than the context lose their older half and stay usable, as
+they are stored without positions.
 """
 
 from collections import deque

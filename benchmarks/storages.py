@@ -1,7 +1,8 @@
 """What the loading controller chooses on storages of different speeds, against the best fixed
 setting (CacheBlend 5.1).
 
-    python -m benchmarks.storages [--quick] [--shape smollm2 qwen2.5-0.5b] [--selector hkvd attention]
+    python -m benchmarks.storages [--quick] [--shape smollm2 qwen2.5-0.5b] \
+        [--selector hkvd attention]
 
 The profile is measured once, on the unthrottled storage, as an engine does by itself; a storage
 that is slower then is found by the outcomes of requests. Weights of `smollm2` are real, others and
@@ -123,8 +124,8 @@ def measure(model: Any, storage: str, selector: str, options: Any) -> dict[str, 
 def runs_of(
     actions: Mapping[str, Callable[[], PrefilledPrompt]], runs: int, waits: list[float]
 ) -> dict[str, list[float]]:
-    """Seconds of each action in each of `runs` rounds, in another order each; and into `waits` those
-    for which the decision's passes waited for loading. The first round is not measured.
+    """Seconds of each action in each of `runs` rounds, in another order each; and into `waits`
+    those for which the decision's passes waited for loading. The first round is not measured.
     """
     times: dict[str, list[float]] = {name: [] for name in actions}
     for round_ in range(runs + 1):

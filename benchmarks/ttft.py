@@ -13,12 +13,12 @@ same run.
     python -m benchmarks.ttft --device cuda
 
 SmolLM2, or real architectures with random weights, and random entries (neither changes time); one
-question of 32 tokens, batch 1. Baselines are our own full recompute, our own prefix caching, which knows the first
-chunk from an earlier prompt, and transformers' full prefill (SDPA) and reuse of an exact prefix, all
-with logits of the last row only. Every chunk is fused, also the first, which in practice is mostly
-exact and free. Methods run alternately and the table has medians.
-`--peak` adds the reached share of the speedup limit, which follows from the computed rows: full /
-(1/L + r (1 - 1/L) + question share), without the 1/L if no check layer is needed.
+question of 32 tokens, batch 1. Baselines are our own full recompute, our own prefix caching, which
+knows the first chunk from an earlier prompt, and transformers' full prefill (SDPA) and reuse of an
+exact prefix, all with logits of the last row only. Every chunk is fused, also the first, which in
+practice is mostly exact and free. Methods run alternately and the table has medians. `--peak` adds
+the reached share of the speedup limit, which follows from the computed rows: full / (1/L + r (1 -
+1/L) + question share), without the 1/L if no check layer is needed.
 """
 
 import argparse

@@ -1,5 +1,5 @@
-"""The engine that `ttft.py` measures: SmolLM2, or a real shape with random weights, and entries that
-take no time to make.
+"""The engine that `ttft.py` measures: SmolLM2, or a real shape with random weights, and entries
+that take no time to make.
 
 Entries have random keys and values, and are stored through the store's own API; weights and
 values do not change the time. Every chunk is stored as KV made with other RoPE frequencies, so it

@@ -5,10 +5,11 @@
 It runs in vLLM's environment (`make test-vllm` sets it up). Both servers run all the time and take
 turns, so noise hits both alike. They run as people run them: with prefix caching, in bfloat16,
 compiled. Where vLLM does not start so, it runs eagerly, and the table says it. Prompts are the BOS
-token, 6 of 12 chunks of 512 tokens in random order and 16 other tokens in front and behind, all sent
-as token ids. Entries are random, and weights without --model, which changes no time; every chunk is
-fused, none is exact. The tables have seconds from sending a request of one token to its answer,
-medians of requests in random order, and requests a second of 8 clients with answers of 16 tokens.
+token, 6 of 12 chunks of 512 tokens in random order and 16 other tokens in front and behind, all
+sent as token ids. Entries are random, and weights without --model, which changes no time; every
+chunk is fused, none is exact. The tables have seconds from sending a request of one token to its
+answer, medians of requests in random order, and requests a second of 8 clients with answers of 16
+tokens.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """What others do: MapReduce and MapRerank (CacheBlend section 7.1, "Baselines").
 
-MapReduce and MapRerank need no fusion, because no chunk attends to another one. So reuse loses nothing, but facts of
-several chunks can only be combined through the summaries or answers.
+MapReduce and MapRerank need no fusion, because no chunk attends to another one. So reuse loses
+nothing, but facts of several chunks can only be combined through the summaries or answers.
 """
 
 import time

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 _NEW_TOKENS = 32
 # `_PASSAGES` of `_CHUNK_TOKENS` are read as well as passages of 128 tokens, which homes of smollm2
-# have (docs/research/log.md). But prompts of 400 tokens cost so small a model no more than fusing them.
+# have (docs/research/log.md). But prompts of 400 tokens cost so small a model no more than fusing
+# them.
 _PASSAGES = 4
 _CHUNK_TOKENS = 256
 _WAYS: dict[str, ReuseMode] = {"full": "none", "prefix": "prefix", "cold": "fused", "warm": "fused"}

@@ -9,8 +9,8 @@ EARLIER_QUESTION = "What is this about?"
 
 
 def ask_before(engine: Engine, chunks: Sequence[Chunk]) -> None:
-    """Give prefix caching the prompt that it lives on: an earlier question with the same first chunk,
-    and the others behind it in the opposite order.
+    """Give prefix caching the prompt that it lives on: an earlier question with the same first
+    chunk, and the others behind it in the opposite order.
     """
     if chunks:
         engine.prefill(EARLIER_QUESTION, [chunks[0], *chunks[:0:-1]], reuse="prefix")

@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 # Makes what computes the answers of an engine, instead of its own model.
 BackendMaker = Callable[[SharedModel, Entries, Scheduler], AnswerBackend]
 
-# Blocks of earlier prompts (`reuse="prefix"`) may take this part of the store's memory on top of it.
+# Blocks of earlier prompts (`reuse="prefix"`) may add this part of the store's memory to it.
 PREFIX_SHARE = 4
 # Entries of one model have these fields in common, whatever its dtype.
 OF_ANY_DTYPE = ("architecture", "rope_parameters", "tokenizer", "lora")
@@ -60,7 +60,7 @@ LEAST_BUFFER_BYTES = 256 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of one engine. None refers to the engine, so an engine that nobody holds is freed."""
+    """The parts of one engine. None refers to it, so an engine that nobody holds is freed."""
 
     intake: Intake
     store: Store
@@ -288,9 +288,9 @@ def _why_not_reused(store: Store, own: Identity, dtype_why: str) -> str | None:
     """Why nothing stored on this machine is reused, if entries of this model were made in another
     dtype. The log says it, too.
 
-    `own` is the identity of an engine's chunks, and `dtype_why` says why it has its dtype. `None` if
-    some entries are of its dtype, or none of this model. The weights are not compared: their digest
-    depends on the dtype.
+    `own` is the identity of an engine's chunks, and `dtype_why` says why it has its dtype. `None`
+    if some entries are of its dtype, or none of this model. The weights are not compared: their
+    digest depends on the dtype.
     """
     here = (tier for tier in store.tiers if not tier.is_remote)
     infos = (info for tier in here for _, info in tier.scan() if info is not None)

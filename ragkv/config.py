@@ -128,8 +128,8 @@ class StoreConfig:
     policy: str = "lookahead"
     # copy what queued requests will read from disk to memory before they start
     prefetch: bool = fixed(True)
-    # target for the first token of a turn, for t-lru and t-lru-guarded: such a prompt may compute as
-    # many tokens as a prefill does in this time
+    # target for the first token of a turn, for t-lru and t-lru-guarded: such a prompt may compute
+    # as many tokens as a prefill does in this time
     ttft_target_ms: float | None = None
     xi_tokens: int = fixed(0)  # the same in tokens: those a turn may compute within its target
     # entries that wait to be written; if it is full, entries are dropped

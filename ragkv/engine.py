@@ -122,9 +122,9 @@ class Engine(Closing):
         them samples. Close a stream that is not read to its end.
 
         Requests are admitted in order. Short prompts share passes, and tenants take turns. Requests
-        of one session wait for each other. `deadline_s` counts from the moment the first event is asked for. Raises
-        `InputError`, `PromptTooLongError`, `QueueFullError`, `DeadlineError` and `CancelledError`;
-        then everything the request held is released and its session is as it was.
+        of one session wait for each other. `deadline_s` counts from the moment the first event is
+        asked for. Raises `InputError`, `PromptTooLongError`, `QueueFullError`, `DeadlineError` and
+        `CancelledError`; then everything the request held is released and its session is as it was.
         """
         request = self.request(question, chunks, **options)
         with closing(self.events(request, session)) as events:
@@ -156,8 +156,8 @@ class Engine(Closing):
     def events(
         self, request: Request, session: Session | None = None
     ) -> Generator[PromptReport | TokenEvent | Answer, None, None]:
-        """The report of the prompt once it is computed, then what `stream` yields, for a request that
-        was made before.
+        """The report of the prompt once it is computed, then what `stream` yields, for a request
+        that was made before.
         """
         with self._started(request, session) as (turn, started):
             yield started.report
@@ -173,7 +173,7 @@ class Engine(Closing):
         session: Session | None = None,
         **options: Unpack[PrefillOptions],
     ) -> PrefilledPrompt:
-        """The prompt's KV and last logits (CacheBlend section 5.2). See `PrefilledPrompt` for shapes.
+        """The prompt's KV and last logits (CacheBlend section 5.2); `PrefilledPrompt` has shapes.
 
         `session` gives the history; it gains no turn. Raises what `stream` raises.
         """

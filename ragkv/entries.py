@@ -1,8 +1,8 @@
 """The stored entries of one engine (`engine.entries`): encode them now or later, delete them,
 remove unused ones.
 
-`encode` encodes on the caller's thread, several chunks at a time. `prompt/lookup.py` looks up what a
-question needs.
+`encode` encodes on the caller's thread, several chunks at a time. `prompt/lookup.py` looks up what
+a question needs.
 """
 
 import logging
@@ -46,7 +46,7 @@ class DeletionWatch:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def note(self, keys: Sequence[EntryKey]) -> None:
-        """These are being deleted. Waits for one that is just stored, which is then deleted, too."""
+        """These are being deleted. Waits for one that is being stored; it is deleted after that."""
         with self._lock:
             self._deleted.update(keys)
 
@@ -98,11 +98,11 @@ class Entries:
         """Compute and store the entries of `chunks` that are not stored; returns when they are
         durable.
 
-        `on_progress(done, total)` is called after each chunk. `check` is called before each chunk and
-        between the layers of a batch. A `QueueError` that it raises ends the work: the entries made
-        so far are durable, and the report counts the chunks that are left. Without `evict`, chunks
-        for which the store has no room are left, too. What is deleted after `watch` was opened, or
-        after the call, is not stored.
+        `on_progress(done, total)` is called after each chunk. `check` is called before each chunk
+        and between the layers of a batch. A `QueueError` that it raises ends the work: the entries
+        made so far are durable, and the report counts the chunks that are left. Without `evict`,
+        chunks for which the store has no room are left, too. What is deleted after `watch` was
+        opened, or after the call, is not stored.
         """
         ids = dict.fromkeys(chunk.token_ids for chunk in self._encodable(chunks))
         with nullcontext(watch) if watch else self.watching() as deleted:
@@ -110,8 +110,8 @@ class Entries:
 
     @contextmanager
     def watching(self) -> Iterator[DeletionWatch]:
-        """Watch deletions during the block, which reads texts and then encodes them: what is deleted
-        in between is not stored.
+        """Watch deletions during the block, which reads texts and then encodes them: what is
+        deleted in between is not stored.
         """
         watch = DeletionWatch()
         with self._lock:
@@ -166,8 +166,8 @@ class Entries:
         stop: Check,
         watch: DeletionWatch,
     ) -> None:
-        """Compute the entries of the batch, and store them durably, but for chunks that were deleted
-        since. Empties the batch.
+        """Compute the entries of the batch, and store them durably, but for chunks that were
+        deleted since. Empties the batch.
         """
         with self.background.idle_time.encoding():
             entries = self.encoder.chunks(batch, stop)
@@ -192,8 +192,8 @@ class Entries:
             self.background.add(chunk.token_ids, last=last)
 
     def lacking(self, chunks: Sequence[ChunkLike]) -> tuple[list[Chunk], int]:
-        """The chunks among `chunks` that `encode` would compute, each once, and about how many bytes
-        their KV will take.
+        """The chunks among `chunks` that `encode` would compute, each once, and about how many
+        bytes their KV will take.
         """
         found = {
             chunk.token_ids: chunk
@@ -262,8 +262,8 @@ class Entries:
         return found
 
     def _encodable(self, chunks: Sequence[ChunkLike]) -> tuple[Chunk, ...]:
-        """Chunks that are checked. Raises `PromptTooLongError` for one that does not fit the context
-        behind the prefix.
+        """Chunks that are checked. Raises `PromptTooLongError` for one that does not fit the
+        context behind the prefix.
         """
         checked = self._chunks(chunks)
         prefix = len(self.intake.runs.before_documents)

@@ -1,10 +1,10 @@
 """Everything that a setting or a request may name, and where it is: one table for each contract.
 
-A row is a name and the place of what it names, "module:object". `pkgutil.resolve_name` imports it at
-its first use, so that the names cost nothing, and a package above the one that asks is loaded only
-where it is used. Defaults, the gate's candidates and the profiler name single rows; everything else
-reads these tables. The endings of documents have a table of the same kind, next to their loaders
-(`retrieval/documents/formats.py`).
+A row is a name and the place of what it names, "module:object". `pkgutil.resolve_name` imports it
+at its first use, so that the names cost nothing, and a package above the one that asks is loaded
+only where it is used. Defaults, the gate's candidates and the profiler name single rows; everything
+else reads these tables. The endings of documents have a table of the same kind, next to their
+loaders (`retrieval/documents/formats.py`).
 """
 
 from typing import NamedTuple

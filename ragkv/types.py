@@ -1,5 +1,5 @@
-"""The values that callers give and get. Frozen and pure Python. Their repr fits the screen, whatever
-they hold.
+"""The values that callers give and get. Frozen and pure Python. Their repr fits the screen,
+whatever they hold.
 """
 
 import reprlib
@@ -23,7 +23,7 @@ def brief(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of tokens of a prompt: a `Chunk`, or a `Text` among the chunks. Its ids never change."""
+    """A run of a prompt's tokens: a `Chunk`, or a `Text` among chunks. Its ids never change."""
 
     token_ids: tuple[int, ...]
     text: str = ""
@@ -72,10 +72,10 @@ class Text(Piece):
 class Timing:
     """Where the time of one request went, in seconds."""
 
-    # all other time before the first token, without the search: the turn before, laying out, waiting
-    # for the model, and attempts that failed
+    # all other time before the first token, without the search: the turn before, laying out,
+    # waiting for the model, and attempts that failed
     queue_s: float = 0.0
-    # finding and opening stored KV, waiting for a chunk that another request has encoded, and deciding
+    # finding and opening stored KV, waiting for a chunk of another request, and deciding
     lookup_s: float = 0.0
     load_s: float = 0.0  # waiting for layer slices
     fuse_s: float = 0.0  # rotating stored KV and copying it into place
@@ -95,8 +95,8 @@ class Reuse:
     exact: int = 0  # reused, and equal to what a full prefill computes
     fused: int = 0  # reused as stored: they were computed without the tokens that precede them here
     recomputed: int = 0  # stored, but selected and computed again in the last layer
-    # Question, template, text between chunks, the first 64 tokens of a leading chunk, misses and history
-    # without KV. Also what is computed sooner than loaded.
+    # Question, template, text between chunks, the first 64 tokens of a leading chunk, misses and
+    # history without KV. Also what is computed sooner than loaded.
     computed: int = 0
     bytes_by_tier: Mapping[str, int] = field(default_factory=dict)  # bytes read, by tier
     missed_chunks: int = 0  # chunks without a usable entry

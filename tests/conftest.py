@@ -43,8 +43,8 @@ def _speeds_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _profiles_on_demand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No engine measures a profile by itself while a test waits, or finds one that the user's engines
-    or other runs have kept: it would decide otherwise then.
+    """No engine measures a profile by itself while a test waits, or finds one that the user's
+    engines or other runs have kept: it would decide otherwise then.
 
     And prompts of a few tokens are fused, though they gain nothing.
     """

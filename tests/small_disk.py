@@ -10,7 +10,7 @@ import pytest
 
 @contextmanager
 def small_disk(place: Path, size: str) -> Iterator[Path]:
-    """A tmpfs of `size`, as mount names it, at `place`; skips the test where none may be mounted."""
+    """A tmpfs of `size`, as mount names it, at `place`; skips the test if none may be mounted."""
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "ragkv-test", str(place)]
     try:

@@ -1,4 +1,4 @@
-"""A home: what it keeps is the default of every route, and what was given counts, whatever it is."""
+"""A home: what it keeps is the default of every route, and anything that was given counts."""
 
 import copy
 import dataclasses

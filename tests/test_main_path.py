@@ -81,8 +81,8 @@ class Entered:
 
 
 class Watch:
-    """Whose steps are counted now: a thread keeps its profile function for life, and works for later
-    blocks as well.
+    """Whose steps are counted now: a thread keeps its profile function for life, and works for
+    later blocks as well.
     """
 
     current: Entered | None = None
@@ -177,8 +177,8 @@ def _chat(home: Path) -> Entered:
 
 
 # The path may not grow. A file more than was measured is allowed: which one a thread enters in time
-# differs from run to run. The aims are 50 files to open a home, 45 files of 8,000 lines to ask, 20 more
-# for a chat request, and 12 kinds of value.
+# differs from run to run. The aims are 50 files to open a home, 45 files of 8,000 lines to ask, 20
+# more for a chat request, and 12 kinds of value.
 @pytest.mark.parametrize(
     ("what", "files", "lines"),
     [("open", 50, 9_170), ("ask", 46, 8_190), ("turn", 12, 2_450), ("chat", 20, 4_800)],

@@ -1,4 +1,6 @@
-"""`python -m benchmarks.simulate`: traces replayed through eviction policies (docs/research/policies.md)."""
+"""`python -m benchmarks.simulate`: traces replayed through eviction policies
+(docs/research/policies.md).
+"""
 
 import sys
 from pathlib import Path

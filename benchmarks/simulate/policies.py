@@ -1,10 +1,10 @@
 """Policies that only the simulator runs: baselines of the papers' tables, and offline bounds, which
 know the future.
 
-FIFO is a baseline of CachedAttention (section 4.3.3), Threshold-LRU of the T-LRU paper. That paper's
-ET-LRU (`et_lru.py`) loses to LRU where the store is large (docs/research/policies.md). The bounds
-are Belady's furthest-in-future rule, tail-optimized Belady (theorem 1), and T-LRU that knows which
-conversations do not return, or also the next turn's lengths (figure 5).
+FIFO is a baseline of CachedAttention (section 4.3.3), Threshold-LRU of the T-LRU paper. That
+paper's ET-LRU (`et_lru.py`) loses to LRU where the store is large (docs/research/policies.md). The
+bounds are Belady's furthest-in-future rule, tail-optimized Belady (theorem 1), and T-LRU that knows
+which conversations do not return, or also the next turn's lengths (figure 5).
 """
 
 from abc import ABC, abstractmethod
@@ -95,8 +95,8 @@ class Belady(Policy):
 
 
 class WindowedLookAhead(LookAhead):
-    """Look-ahead eviction with the window of the paper: the first `window` sessions of the queue are
-    exempt (CachedAttention section 3.3.2: as many as fit into memory and disk).
+    """Look-ahead eviction with the window of the paper: the first `window` sessions of the queue
+    are exempt (CachedAttention section 3.3.2: as many as fit into memory and disk).
     """
 
     def __init__(self, window: int) -> None:

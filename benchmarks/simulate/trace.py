@@ -1,9 +1,9 @@
 """A trace: requests of conversations in order of time, in blocks, and what is known of it before
 any replay.
 
-Definitions (docs/research/policies.md): a request's prompt is `in` blocks, rounded up; `sh` of them, rounded
-down, are a prefix of what its conversation stored; after it the conversation is `L` full blocks
-long. The CSV format has one row for each request.
+Definitions (docs/research/policies.md): a request's prompt is `in` blocks, rounded up; `sh` of
+them, rounded down, are a prefix of what its conversation stored; after it the conversation is `L`
+full blocks long. The CSV format has one row for each request.
 """
 
 import csv

@@ -211,8 +211,8 @@ def answer_fields(
     numbers: Sequence[int | None],
     session_id: str | None,
 ) -> dict[str, Any]:
-    """The fields of an `AnswerReport`. `content` is the answer's text as the client sees it, `cited`
-    what it cites of the `sources`.
+    """The fields of an `AnswerReport`. `content` is the answer's text as the client sees it,
+    `cited` what it cites of the `sources`.
     """
     citations = citations_of(content, sources, cited)
     report = {"citations": citations, "sources": sources, "session_id": session_id}

@@ -6,10 +6,11 @@
    searches, embeds and lists (`on_thread`, `on_tenant`, `on_collection`).
 4. Each kind has a pool (`work.py`), which refuses the request, or accepts it and runs it on a
    thread. Its `Claim` ends at its deadline or when its client leaves.
-5. The thread opens the tenant (`tenants.py`). Work on data pauses while answers run, and is repeated
-   on a full disk when KV has given way. An answer is an `AnswerJob` (`answers.py`): passages are
-   found, and the tenant's engine answers.
-6. What the thread returns or yields is the response. An error becomes one JSON shape (`failures.py`).
+5. The thread opens the tenant (`tenants.py`). Work on data pauses while answers run, and is
+   repeated on a full disk when KV has given way. An answer is an `AnswerJob` (`answers.py`):
+   passages are found, and the tenant's engine answers.
+6. What the thread returns or yields is the response. An error becomes one JSON shape
+   (`failures.py`).
 """
 
 import contextlib
@@ -113,8 +114,8 @@ class ApiCall:
         return await self.on_thread(with_room)
 
     async def on_collection(self, name: str, work: Callable[[Rag, Check], T]) -> T:
-        """Do `work` on a collection of the tenant, as `on_tenant` does. Raises `ApiError` 404 if there
-        is none.
+        """Do `work` on a collection of the tenant, as `on_tenant` does. Raises `ApiError` 404 if
+        there is none.
         """
 
         def in_collection(tenant: Tenant, check: Check) -> T:

@@ -53,7 +53,7 @@ ANSWER_PATHS = ("/v1/ask", "/v1/chat/completions", "/api/chat", "/api/generate")
 # A request with one of these headers came through a proxy: its client may be on another machine.
 PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-# A key as it is sent. nginx reads it with the same expression (deploy/nginx.conf), and counts for it.
+# A key as it is sent. nginx counts by the same expression (deploy/nginx.conf).
 AUTHORIZATION = re.compile(r"bearer +(rk-[\w-]{1,200})", re.ASCII | re.IGNORECASE)
 LOOPBACK = ("localhost", "127.0.0.1", "::1")  # Most requests have one of these names as their host.
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")

@@ -38,11 +38,11 @@ CUT_SHARE = 0.5
 # Twice the time of nginx, which so never sends on a connection that ends here.
 KEEP_ALIVE_S = 60
 HEAD_BYTES = 32 * 1024  # of a request's line and headers, at most: more than nginx passes on
-# A thread that wants Python's lock gets it after this time: the event loop waits behind many answers.
+# A thread that wants Python's lock gets it after this time: the event loop waits for answers.
 SWITCH_S = 0.0002
-# Parsing a piece of a body takes some 30 microseconds on the event loop, and six bytes on the wire are
-# enough for a piece. Without these limits a body of 32 MiB would hold all other requests for minutes.
-# nginx passes bodies on whole.
+# Parsing a piece of a body takes some 30 microseconds on the event loop, and six bytes on the wire
+# are enough for a piece. Without these limits a body of 32 MiB would hold all other requests for
+# minutes. nginx passes bodies on whole.
 FREE_PIECES = 1000  # pieces that a body may have, whatever is in them
 PIECE_BYTES = 512  # for so many bytes a body may have one more piece
 WITHOUT_NGINX = (

@@ -301,8 +301,8 @@ def _as_question(messages: Sequence[PlainMessage], turns: int) -> tuple[PlainMes
 def insert_documents(
     messages: Sequence[PlainMessage], documents: Sequence[ChatDocument], separator: str
 ) -> tuple[PlainMessage, ...]:
-    """The messages, with the documents whose text is in none of them, as whole words, put before the
-    text of the last user message.
+    """The messages, with the documents whose text is in none of them, as whole words, put before
+    the text of the last user message.
 
     `separator` follows each inserted document.
     """

@@ -110,8 +110,8 @@ class Template:
 
     @functools.cached_property
     def knows_tools(self) -> bool:
-        """Whether the chat template writes tools into the prompt, and ends a prompt after a result as
-        after a question.
+        """Whether the chat template writes tools into the prompt, and ends a prompt after a result
+        as after a question.
 
         The engine ends every prompt alike. Mistral's templates write nothing after a result, so for
         them tools are described, and calls and results are text.

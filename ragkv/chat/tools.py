@@ -1,10 +1,10 @@
 """Writes tools into a prompt, and finds the calls in an answer.
 
 A chat template that knows tools and results writes them. Otherwise they are described in the system
-message, and calls and results are written as `<tool_call>` and `<tool_response>` (docs/api.md). Calls are
-found in every form that supported families write: `<tool_call>` (Hermes, Qwen), `[TOOL_CALLS]` and
-a list (Mistral), JSON with "parameters" (Llama 3), plain JSON. An answer in none of these forms is
-text, and so is one that names no tool of the request.
+message, and calls and results are written as `<tool_call>` and `<tool_response>` (docs/api.md).
+Calls are found in every form that supported families write: `<tool_call>` (Hermes, Qwen),
+`[TOOL_CALLS]` and a list (Mistral), JSON with "parameters" (Llama 3), plain JSON. An answer in none
+of these forms is text, and so is one that names no tool of the request.
 """
 
 import json

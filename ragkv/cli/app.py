@@ -92,7 +92,7 @@ def _defaults(command: Any, values: dict[str, str]) -> dict[str, Any]:
 
 @with_engine_options
 def gc(options: EngineOptions, as_json: AsJson = False) -> None:
-    """Delete the KV of other models, and what no document of the home or of a server's tenant has."""
+    """Delete the KV of other models, and what no document of the home or of a tenant has."""
     if not any((options.home / folder).is_dir() for folder in ("collections", "tenants")):
         require_index(options.home)
     with options.engine(brief=True) as engine:

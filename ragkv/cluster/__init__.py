@@ -2,8 +2,8 @@
 follows.
 
 On a single machine this package is never imported. It is above the store and the sessions, which
-import it by name, and only if the settings ask for it. redis-py and obstore are imported in one file
-each.
+import it by name, and only if the settings ask for it. redis-py and obstore are imported in one
+file each.
 
 A `Connector` keeps entries as values on a server (Redis, S3). A `RemoteTier` makes a tier of it: a
 `RemoteReader` looks entries up and fetches them, a `RemoteLease` hands one out.

@@ -118,8 +118,8 @@ class RemoteTier(Tier):
         return RemoteLease(head, self.reader)
 
     def find(self, key: EntryKey) -> RemoteHead | None:
-        """The verified head of an entry, from a lookup ahead if there was one. Raises `RemoteError`,
-        `EntryDamagedError`.
+        """The verified head of an entry, from a lookup ahead if there was one. Raises
+        `RemoteError`, `EntryDamagedError`.
         """
         with self._lock:
             if self._is_deleted(key):

@@ -19,8 +19,8 @@ def decided(
 ) -> tuple[Plan, Recompute]:
     """The plan with some spans computed, and how the others are recomputed.
 
-    Decides by `profile`, corrected by recent speeds. Where the ratio is given, only chunks on shared
-    storage may be computed instead.
+    Decides by `profile`, corrected by recent speeds. Where the ratio is given, only chunks on
+    shared storage may be computed instead.
 
     Raises `RagKVError` if a tier of the prompt was not measured.
     """

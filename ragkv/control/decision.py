@@ -1,5 +1,5 @@
-"""The choices of the loading controller, as pure functions: recompute ratio, storage tier, entries to
-compute instead, and tokens to recompute early (CacheBlend 5.1).
+"""The choices of the loading controller, as pure functions: recompute ratio, storage tier, entries
+to compute instead, and tokens to recompute early (CacheBlend 5.1).
 
 1. Where loading is slow, recomputing more tokens costs no time. The ratio is the highest that costs
    none, `r = max(r*, r where recompute hides loading)`.

@@ -16,8 +16,8 @@ from .gate_result import GateResult, gated
 class Method:
     """How one request wants its prompt computed, before the prompt is known."""
 
-    # The recompute ratio in [0, 1]. When the controller chooses, the lower bound (r*). 0 unless KV is
-    # fused.
+    # The recompute ratio in [0, 1]. When the controller chooses, the lower bound (r*). 0 unless KV
+    # is fused.
     ratio: float
     selector: Selector
     reuse: ReuseMode
@@ -42,14 +42,14 @@ class Method:
 
 @dataclass(slots=True, eq=False)
 class Methods:
-    """Decides the method of each request: what it names, else the gate's result, else the config."""
+    """Decides the method of each request: what it names, or the gate's result, or the config."""
 
     config: EngineConfig
     gate_result: GateResult | None  # it may change at any time
 
     def of(self, options: Mapping[str, Any]) -> Method:
-        """The method of a request with such `PrefillOptions`. Raises `InputError`, and `ConfigError`
-        for an unknown selector.
+        """The method of a request with such `PrefillOptions`. Raises `InputError`, and
+        `ConfigError` for an unknown selector.
         """
         fusion = self.config.fusion
         ratio = options.get("ratio", fusion.ratio)

@@ -209,7 +209,7 @@ class Profile:
         return int((root - fit.per_token_s) / (2 * fit.per_token_squared_s))
 
     def xi_blocks(self, ttft_target_ms: float, block_tokens: int) -> int:
-        """The blocks of a conversation that a turn may compute within its target (T-LRU paper, xi)."""
+        """The blocks of a conversation that a turn may compute within its target: T-LRU's xi."""
         tokens = self.tokens_within(ttft_target_ms / 1e3)
         log.info("store.ttft_target_ms = %g: xi is %d tokens.", ttft_target_ms, tokens)
         if tokens < block_tokens:

@@ -83,7 +83,7 @@ class ProfileInUse:
         return self.folder / FILE_NAME
 
     def saved(self) -> Profile | None:
-        """The profile that was saved for this model and machine; without one, `refusal` says why."""
+        """The profile saved for this model and machine; without one, `refusal` says why."""
         self.refusal = NO_PROFILE.format(self.folder)
         if is_missing(self.file):
             return None
@@ -114,8 +114,8 @@ class ProfileInUse:
         return name != COMPUTE and time.monotonic() - self._seen_at[name] > FORGET_S
 
     def corrected(self, profile: Profile) -> tuple[Profile, tuple[str, ...]]:
-        """`profile`, the one in use, with the present speeds of tiers, and a sentence if they differ
-        clearly from the profile's.
+        """`profile`, the one in use, with the present speeds of tiers, and a sentence if they
+        differ clearly from the profile's.
         """
         factors = {
             name: self._steady.of(name, statistics.median(seen))

@@ -1,8 +1,8 @@
 """HKVD, the selectors of CacheBlend section 4.3: every candidate passes layer 0, and between two
 layers those whose fresh KV deviates least from the stored KV are left out.
 
-Deviation is `sqrt(sum dK^2 + sum dV^2)`, with K before RoPE, in float32. A selector only decides how
-many tokens remain in each layer. `Narrowing` keeps those with the highest deviation.
+Deviation is `sqrt(sum dK^2 + sum dV^2)`, with K before RoPE, in float32. A selector only decides
+how many tokens remain in each layer. `Narrowing` keeps those with the highest deviation.
 """
 
 from typing import TYPE_CHECKING
@@ -51,7 +51,7 @@ class GradualHKVD(HKVD):
 
 
 class Narrowing:
-    """Keeps the rows that deviate most from what is stored of them, and those that are computed in every layer."""
+    """Keeps the rows that deviate most from their stored KV, and those that no selector chose."""
 
     def __init__(self, prompt_rows: "PromptRows", plan: Plan, placing: "Placing") -> None:
         """The rows are all candidates and all computed positions, which the host knows."""

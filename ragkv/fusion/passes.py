@@ -60,8 +60,8 @@ class PreparedPrompt:
         most_rows: int,
         check: Check,
     ) -> None:
-        """No selector chose the positions `computed`. A layer computes at most `most_rows` rows. An error
-        that `check` raises ends this prompt's part.
+        """No selector chose the positions `computed`. A layer computes at most `most_rows` rows. An
+        error that `check` raises ends this prompt's part.
         """
         self.steps = steps
         self.computed = computed
@@ -73,8 +73,8 @@ class PreparedPrompt:
     def result(self) -> PassResult:
         """The prompt's result.
 
-        Raises what ended it: `EntryDamagedError`, or what `check` raised. Raises `JointPassFailed` if
-        a pass over several prompts failed as a whole.
+        Raises what ended it: `EntryDamagedError`, or what `check` raised. Raises `JointPassFailed`
+        if a pass over several prompts failed as a whole.
         """
         ended = self.ended
         self.ended = None  # Otherwise the error and its frames would keep each other and the KV.

@@ -151,8 +151,8 @@ class LayerReader(Closing):
         kv: PromptKV,
         record: Recording | None,
     ) -> "Placing":
-        """Returns an object that places the layers of `spans` in `kv`. There is a span for each lease.
-        `record` gets their raw KV.
+        """Returns an object that places the layers of `spans` in `kv`. There is a span for each
+        lease. `record` gets their raw KV.
         """
         return HostPlacing(self, adapter, tables, spans, kv, record)
 
@@ -251,7 +251,7 @@ class LayerReader(Closing):
 
 
 class HostPlacing:
-    """Puts slices at the positions of their spans in a prompt's KV. `DevicePlacing` does on a device."""
+    """Puts slices at their spans' positions in a prompt's KV; `DevicePlacing` does on a device."""
 
     def __init__(
         self,
@@ -272,8 +272,8 @@ class HostPlacing:
         self.seconds = 0.0  # spent on placing, without waiting for what is read
 
     def place(self, layer: int) -> None:
-        """Wait until `layer` is read, and put it in place with rotated keys. Must be called for every
-        layer in ascending order. Raises `EntryDamagedError`.
+        """Wait until `layer` is read, and put it in place with rotated keys. Must be called for
+        every layer in ascending order. Raises `EntryDamagedError`.
         """
         self._reader.take(layer)
         if not self._spans:
@@ -305,7 +305,7 @@ class HostPlacing:
         return torch.cat(self._parts, dim=2).index_select(2, index)
 
     def _rotation(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of the spans' positions, (1, sum T, rotary dims): equal in layers of a kind."""
+        """cos, sin of the spans' positions, (1, sum T, rotary dims): equal in layers of a kind."""
         kind = self._adapter.rope_kind(layer)
         if kind not in self._rotations:
             parts = [self._tables.span(kind, span.start, span.stop) for span in self._spans]

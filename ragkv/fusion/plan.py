@@ -64,7 +64,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The N tokens a selector may choose from: those of fused spans, without the last one, which is computed."""
+    """The N tokens a selector may choose from: fused spans without the prompt's last token."""
 
     positions: torch.Tensor  # (N,) int64 ascending, absolute in the prompt
     # (N,) position within the span, whose first token need not be the first of its chunk

@@ -3,8 +3,8 @@ names the selector.
 
 The three kinds differ in when they know their tokens (`Selection`):
 
-- A static one knows them before anything is loaded (`static_selectors.py`). They are recomputed from
-  layer 0 on. Keys and values of layer 0 do not depend on context, so they are exact anyway.
+- A static one knows them before anything is loaded (`static_selectors.py`). They are recomputed
+  from layer 0 on. Keys and values of layer 0 do not depend on context, so they are exact anyway.
 - A narrowing one lets every candidate pass layer 0, and then drops those of low KV deviation
   (`hkvd.py`, CacheBlend section 4.3).
 - An asking one (ours, docs/research/selection.md) gets the question's attention. A first pass runs
@@ -29,8 +29,9 @@ from .plan import Candidates
 # Where in a model's depth the question asks. The layers above choose no better, and they load while
 # those below are recomputed (docs/research/selection.md).
 ASKED = (0.5, 0.83)
-# Attention to token t of a fused span is multiplied by 1 + `BEGINNING_WEIGHT` e^(-t / `BEGINNING_TOKENS`):
-# the KV of beginnings changes most with what precedes them (docs/research/log.md).
+# Attention to token t of a fused span is multiplied by 1 + `BEGINNING_WEIGHT` e^(-t /
+# `BEGINNING_TOKENS`): the KV of beginnings changes most with what precedes them
+# (docs/research/log.md).
 BEGINNING_WEIGHT = 2.0
 BEGINNING_TOKENS = 16.0
 
@@ -129,8 +130,8 @@ def beginnings(candidates: Candidates, count: int) -> torch.Tensor:
 
 
 class Attention(Selector):
-    """The tokens that the question attends to most, for one extra pass of the question's rows, which
-    counts as compute. Attention to the beginnings of chunks weighs more.
+    """The tokens that the question attends to most, for one extra pass of the question's rows,
+    which counts as compute. Attention to the beginnings of chunks weighs more.
     """
 
     name = "attention"
@@ -163,7 +164,7 @@ class Recompute:
 
     selector: Selector
     ratio: float  # the share of the candidates that each layer recomputes
-    # how many candidates, from the beginnings of chunks on, are recomputed before the question chooses
+    # candidates that are recomputed before the question chooses: the beginnings of chunks
     early: int = 0
     reasons: tuple[str, ...] = ()  # why that ratio; empty if nothing was left to decide
     expected_s: float | None = None  # what the pass should take; None if that was not estimated

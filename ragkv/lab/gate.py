@@ -137,11 +137,10 @@ def gate(
     half confirm.
 
     `source` says in the result what the probes were made of. Without `selectors`, the
-    config's is tried and those of `SELECTORS`. After `limit_s` the gate goes on with the prompts that
-    it has measured by then.
-    `on_progress(done, total)` is called after each prompt. Prompts that are longer than the model's
-    context are left out and counted. Raises `InputError` without probes, and
-    `PromptTooLongError` if fewer than six fit.
+    config's is tried and those of `SELECTORS`. After `limit_s` the gate goes on with the prompts
+    that it has measured by then. `on_progress(done, total)` is called after each prompt. Prompts
+    that are longer than the model's context are left out and counted. Raises `InputError` without
+    probes, and `PromptTooLongError` if fewer than six fit.
     """
     began = time.monotonic()
     tolerance = tolerance or Tolerance()

@@ -20,9 +20,9 @@ from .cpu.packing import LEVEL, copies_reach_float32
 from .cpu.product_speed import product_seconds
 from .loading import DtypeChoice, config_of, device_of, float_dtype
 
-# A copy of a weight takes as long to make as this processor multiplies some 1,200 rows by the weight.
-# So for one question copies pay where plain products take more than so many times as long as those
-# in float32: where bfloat16 goes through float32, it is seven times.
+# A copy of a weight takes as long to make as this processor multiplies some 1,200 rows by the
+# weight. So for one question copies pay where plain products take more than so many times as long
+# as those in float32: where bfloat16 goes through float32, it is seven times.
 SLOW = 2.0
 SPARE_BYTES = 512 << 20  # So many bytes are left for activations and the rest of the process.
 

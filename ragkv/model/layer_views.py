@@ -105,8 +105,8 @@ def plain_layers(
     """The layers of `views`; `None` if they have other parts than usual, or are not all of one
     kind.
 
-    `plain_layers_of` tests that the first one gives the same numbers. With `fuse_norms` a norm is one
-    launch where torch has it.
+    `plain_layers_of` tests that the first one gives the same numbers. With `fuse_norms` a norm is
+    one launch where torch has it.
     """
     parts = views[0]._modules
     attentions = [getattr(view, attention_name) for view in views]
@@ -155,8 +155,8 @@ def run_layer(
     record: Recording | None = None,
     watch: Watch | None = None,
 ) -> torch.Tensor:
-    """Run `layer` over hidden (1, R, E) of `rows`: writes their KV to `kv`, and they attend over all
-    of it.
+    """Run `layer` over hidden (1, R, E) of `rows`: writes their KV to `kv`, and they attend over
+    all of it.
     """
     part = PromptPart(kv, rows, adapter.windows, record, watch)
     step = adapter.joint_pass(layer, [part], *tables.of(adapter.rope_kind(layer), rows))

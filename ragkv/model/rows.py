@@ -1,8 +1,8 @@
 """The rows of a pass, of one prompt or several, and the arguments that a layer gets for them.
 
-A layer receives a `LayerPass` instead of its cache and its mask, so a pass has its own state. A pass
-has rows of prompts (`promptkv.py`), of prompts that decode together (`decode/batching.py`), or of
-token runs (`token_runs.py`). Projections, MLPs and experts run once for all rows. Attention runs
+A layer receives a `LayerPass` instead of its cache and its mask, so a pass has its own state. A
+pass has rows of prompts (`promptkv.py`), of prompts that decode together (`decode/batching.py`), or
+of token runs (`token_runs.py`). Projections, MLPs and experts run once for all rows. Attention runs
 prompt by prompt.
 
 A thread that computes many rows lets others compute between two parts of a layer. Without such

@@ -46,8 +46,8 @@ def cite(answer: str, pieces: Sequence[Piece]) -> tuple[Citation, ...]:
 
 
 def _place_of(phrase: str, text: str) -> tuple[int, int] | None:
-    """The first place of the words of `phrase` in `text`, with the marks around them that both have.
-    `None` if there is none, or if they are common words alone.
+    """The first place of the words of `phrase` in `text`, with the marks around them that both
+    have. `None` if there is none, or if they are common words alone.
     """
     wanted = list(words(phrase))
     there = list(words(text))

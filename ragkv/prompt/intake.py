@@ -168,8 +168,8 @@ class Intake:
         return replace(prompt, notes=(*notes, *prompt.notes)) if notes else prompt
 
     def claim(self, options: PrefillOptions) -> Claim:
-        """The claim of a request: the options', or one that begins now. Its deadline is the options',
-        else the config's. Raises `InputError` for a deadline that is no number.
+        """The claim of a request: the options', or one that begins now. Its deadline is the
+        options', else the config's. Raises `InputError` for a deadline that is no number.
         """
         if (claim := options.get("claim")) is not None:
             return claim

@@ -43,7 +43,7 @@ def wanted_spans(prompt: Prompt, method: Method, rope_digest: str) -> list[Span]
             computed = SpanState.COMPUTED
             spans.append(Span(SpanKind.CHUNK, start, stop, computed, chunk=chunk, why=why))
         else:
-            # at the prompt's beginning, or directly behind the prefix with which entries are encoded
+            # at the prompt's beginning, or right after the prefix with which entries are encoded
             leads = (
                 start == prompt.body_start
                 and not prompt.past_ids
@@ -113,7 +113,7 @@ def plan_of(
     earlier: Sequence[Lease] = (),
     away: Sequence[str] = (),
 ) -> Plan:
-    """The plan of a prompt of which `looked_up` are the wanted runs, each with its lease if it is stored.
+    """The plan of a prompt. `looked_up` are its wanted runs, each with its lease if it is stored.
 
     The entries of the chunks `damaged` were found damaged by this request. `earlier` are exact
     blocks of earlier prompts, from the history's end on. `away` are kinds of storage that do not

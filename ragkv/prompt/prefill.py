@@ -64,8 +64,8 @@ class Prefiller:
     def _attempt(
         self, task: Task, damaged: Mapping[EntryKey, str], alone: bool, keep: Keep | None
     ) -> PrefilledPrompt:
-        """Plan the prompt, and pass it through the layers, `alone` or with other prompts. The entries
-        in `damaged` are cache misses.
+        """Plan the prompt, and pass it through the layers, `alone` or with other prompts. The
+        entries in `damaged` are cache misses.
 
         Raises `EntryDamagedError` and `JointPassFailed`: the prompt is to be tried again.
         """

@@ -44,7 +44,7 @@ class PrefixBlocks:
         """Returns a function that keeps the blocks of a request. The request asks for it before it
         looks anything up.
 
-        If a chunk is deleted after that, the function keeps no block: the chunk may be in any block.
+        If a chunk is deleted after that, the function keeps no block: any block may have it.
         """
         return partial(self._keep, self._deletions)
 

@@ -52,8 +52,8 @@ class PrefilledPrompt(PromptReport):
     """A prompt that is ready to decode."""
 
     token_ids: torch.Tensor  # (S,) int64, CPU
-    # L tensors of reused positions that the last pass through that layer recomputed, int64, CPU: those
-    # that are recomputed early count above the asked layers
+    # L tensors of reused positions that the last pass through that layer recomputed, int64, CPU:
+    # those that are recomputed early count above the asked layers
     selected_by_layer: tuple[torch.Tensor, ...]
     logits: torch.Tensor  # (V,) float32, after any scaling or capping
     kv: PromptKV  # the live KV; `cache` copies it

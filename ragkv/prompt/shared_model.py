@@ -114,8 +114,8 @@ class SharedModel:
     def chunk_identity(
         self, config: EngineConfig, prefix_ids: tuple[int, ...], neutral: tuple[int, ...]
     ) -> Identity:
-        """The identity of chunks that an engine with these settings encodes behind its prefix and the
-        `neutral` text.
+        """The identity of chunks that an engine with these settings encodes behind its prefix and
+        the `neutral` text.
         """
         return replace(
             self.identity_for(config),

@@ -180,8 +180,8 @@ class Corpus(Closing):
         """Compute and store the KV of documents that is not stored. A `QueueError` that `check`
         raises ends the work, also while passages are tokenized: those that were not are left.
 
-        `on_begin` is told how many chunks lack KV, and how many bytes it will take; of passages that
-        were not tokenized, at most.
+        `on_begin` is told how many chunks lack KV, and how many bytes it will take; of passages
+        that were not tokenized, at most.
 
         Chunks for which the store has no room are left: nothing is evicted for KV that no question
         needed yet. What is left is computed when a question needs it first, and kept.

@@ -90,8 +90,8 @@ class Rag(Closing):
         """Hits, the best first, in the order of a prompt: the best last or first ("score"), or as
         in the corpus.
 
-        `None` is best last, next to the question (docs/research/selection.md). Raises `InputError` for an
-        unknown order.
+        `None` is best last, next to the question (docs/research/selection.md). Raises `InputError`
+        for an unknown order.
         """
         _check_order(order)
         if order in (None, "best-last"):

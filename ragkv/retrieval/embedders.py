@@ -97,7 +97,8 @@ class SentenceTransformerEmbedder(Embedder):
     downloaded.
 
     On a CPU `Bert` embeds queries with a model that it can read: its vectors are the same to six
-    digits, and it loads in a quarter of a second. Packages of many seconds are loaded for documents.
+    digits, and it loads in a quarter of a second. Packages of many seconds are loaded for
+    documents.
     """
 
     def __init__(self, path: str | Path, *, device: str = "cpu", window_tokens: int = 128) -> None:

@@ -34,7 +34,7 @@ MAX_K = 2**63 - 1  # SQLite's greatest number
 
 
 class Index(Closing):
-    """Documents, their passages, and the texts of the passages, with what finds them. Thread-safe."""
+    """Documents, their passages, the texts of these, and what finds them. Thread-safe."""
 
     def __init__(
         self,

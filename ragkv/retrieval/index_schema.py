@@ -2,8 +2,8 @@
 
 The file holds documents, passages, vectors and terms. Nothing in it is pickled. It uses a rollback
 journal, not a write-ahead log: one file, readable from a read-only directory, and in its old state
-after a kill. Deleted text is overwritten (`secure_delete`), its terms leave the full-text table, and
-the file shrinks. What is stored is linear in what was given: source and metadata once for a
+after a kill. Deleted text is overwritten (`secure_delete`), its terms leave the full-text table,
+and the file shrinks. What is stored is linear in what was given: source and metadata once for a
 document, one row for a text.
 """
 

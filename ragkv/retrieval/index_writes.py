@@ -1,4 +1,4 @@
-"""How the rows of an index change. Only a writer calls this, inside a transaction (`ingestion.py`)."""
+"""How the rows of an index change. `ingestion.py` calls this, inside a transaction."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -177,7 +177,9 @@ class Ingestion:
         return FileRecord(path, size, mtime_ns, found, method, json.loads(documents))
 
     def file_digests(self) -> dict[str, str]:
-        """The absolute paths of the files that were ingested, sorted, and the digests of their bytes."""
+        """The absolute paths of the files that were ingested, sorted, and the digests of their
+        bytes.
+        """
         return dict(self.index.file.rows("SELECT path, digest FROM files ORDER BY path"))
 
     def put_file(self, record: FileRecord) -> None:

@@ -113,8 +113,8 @@ class Splitter:
     def _pieces(
         self, text: str, markdown: bool, count: Callable[[str], int]
     ) -> list[tuple[int, int]]:
-        """The spans that the library chooses. A piece counts for at least one token: the library takes
-        time with the square of the pieces of a passage.
+        """The spans that the library chooses. A piece counts for at least one token: the library
+        takes time with the square of the pieces of a passage.
         """
         from langchain_text_splitters import RecursiveCharacterTextSplitter  # takes half a second
 

@@ -108,7 +108,7 @@ def examples() -> Path | None:
 
 
 def is_missing(path: Path) -> bool:
-    """Whether there surely is no such file. Where that cannot be seen, whoever reads it says why."""
+    """Whether there surely is no such file. If that cannot be seen, a read of it says why."""
     try:
         return not path.exists()
     except OSError:
@@ -133,8 +133,8 @@ def read_own(path: Path, parse: Callable[[Any], T]) -> T | None:
     """What `parse` makes of the JSON in `path`; `None` if there is no file, or if it is damaged.
 
     A damaged file is moved to `aside_of(path)`, so the next call finds no file. A caller that must
-    not start without the old values looks there. `parse` raises one of `DAMAGED` for values that are
-    wrong. Raises `OSError`.
+    not start without the old values looks there. `parse` raises one of `DAMAGED` for values that
+    are wrong. Raises `OSError`.
     """
     try:
         data = path.read_bytes()

@@ -1,9 +1,9 @@
 """Open values: each is opened at its first use, and closed when too many are open and nothing uses
 it.
 
-Closing may take long, because a value writes what it holds. So idle and leaving values are closed on
-threads of their own. A thread that needs the place waits as long as its check allows. A thread that
-gives a value back does not wait. Only if the system has no thread to give, it closes the value
+Closing may take long, because a value writes what it holds. So idle and leaving values are closed
+on threads of their own. A thread that needs the place waits as long as its check allows. A thread
+that gives a value back does not wait. Only if the system has no thread to give, it closes the value
 itself.
 """
 

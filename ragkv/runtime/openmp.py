@@ -24,11 +24,12 @@ from pathlib import Path
 
 from . import processor
 
-# The least time between two readings of how the processors are used. A reading is the mean since the
-# one before. So the first choice after an idle time follows that idle time, and only the next one
-# follows the present.
+# The least time between two readings of how the processors are used. A reading is the mean since
+# the one before. So the first choice after an idle time follows that idle time, and only the next
+# one follows the present.
 PERIOD_S = 0.1
-# A thread still gains from a processor that other programs use for less than about half of the time.
+# A thread still gains from a processor that other programs use for less than about half of the
+# time.
 SHARED = 0.45
 _SOFT = 1  # OpenMP's omp_pause_soft
 

@@ -47,7 +47,8 @@ def markup_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
 
 
 def token_ids(tokenizer: Any | None, text: str | Sequence[int]) -> tuple[int, ...]:
-    """The ids of `text`, without special tokens around it and control tokens in it; ids as they are.
+    """The ids of `text`, without special tokens around it and control tokens in it; ids as they
+    are.
 
     Raises `InputError` for anything else, and for text without a tokenizer.
     """

@@ -1,7 +1,8 @@
 """The values of settings: read from a TOML file and the environment, merged, and built into frozen
 dataclasses.
 
-One schema serves the library, the commands and the server (docs/reference/settings.md). Pure Python.
+One schema serves the library, the commands and the server (docs/reference/settings.md). Pure
+Python.
 """
 
 import dataclasses

@@ -1,5 +1,5 @@
-"""What ends a wait. A `Check` is what work calls while it waits and before each batch, and a `Claim`
-is a request's right to the model. Pure Python.
+"""What ends a wait. A `Check` is what work calls while it waits and before each batch, and a
+`Claim` is a request's right to the model. Pure Python.
 """
 
 import threading

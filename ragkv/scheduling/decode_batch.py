@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 # at most this share of that step's time. Without the wait the first request steps alone and the
 # others together, so the mean batch is half as large.
 PATIENCE = 0.125
-# A step has this number of rows of any tenant. Behind them come rows of the tenant whose turn it is.
+# A step has this number of rows of any tenant. Behind them come rows of the tenant whose turn it
+# is.
 SHARED_ROWS = 4
 # The most rows of a step with drafts. A model in 16 bits on a CPU has at most `FEW_ROWS`: with more
 # rows it reads other copies of its weights, so the numbers would differ.

@@ -45,7 +45,7 @@ class SharedCompute:
         self.threads = ThreadChoice(torch.get_num_threads() if on_cpu else 1)
         # only the thread that computes keeps an OpenMP pool
         self.lock = FairLock(self.threads.end, self.threads.begin)
-        # held by who encodes: only one of them waits for the model, so a request waits for one chunk
+        # held by who encodes: one of them waits for the model, so a request waits for one chunk
         self.encoding = FairLock()
         self.batch = DecodeBatch(adapter, self.lock)
         self.prefills = JointPrefills[Any](self.lock)
@@ -119,8 +119,8 @@ class Scheduler:
         tokens: int = JOINT_TOKENS,
         hint: Callable[[], PrefetchHint] = PrefetchHint,
     ) -> Iterator[None]:
-        """Wait to be admitted; the prompt has `tokens` tokens. Only a request that has to wait makes
-        its `hint`, and the store knows the hint until the block ends.
+        """Wait to be admitted; the prompt has `tokens` tokens. Only a request that has to wait
+        makes its `hint`, and the store knows the hint until the block ends.
 
         Raises what `claim.check` raises, and `QueueFullError` at once if too many wait.
         """

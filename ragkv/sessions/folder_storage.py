@@ -1,4 +1,4 @@
-"""The states of sessions as manifests in a folder of this machine, which is read at the first use."""
+"""The states of sessions as manifests in a folder of this machine, read at the first use."""
 
 import contextlib
 import hashlib

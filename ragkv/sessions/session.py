@@ -85,8 +85,8 @@ class Session:
         return taken
 
     def wait_saved(self, timeout_s: float) -> str | None:
-        """Return when the last turn is on disk. If that takes longer than `timeout_s` or fails, returns
-        a note for its report.
+        """Return when the last turn is on disk. If that takes longer than `timeout_s` or fails,
+        returns a note for its report.
 
         Call it when the turn has ended: the session is not held meanwhile, and its next turn may
         run.
@@ -313,7 +313,9 @@ class Session:
                     self._save_ttl()
 
     def _save_ttl(self) -> None:
-        """Save a time to live that was set. The caller holds `_changing`; this waits for nothing."""
+        """Save a time to live that was set. The caller holds `_changing`; this waits for
+        nothing.
+        """
         # a server learns it with the next turn, and nothing is kept before the first one
         if self.turns and not self.sessions.storage.shared:
             self._save(self.state)

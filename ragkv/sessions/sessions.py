@@ -278,7 +278,7 @@ class Sessions(Closing):
         sessions do that again and again; a file in `folder` has what others were not told of yet.
         """
         if self.storage.shared:
-            # Imported by name: that package is above this one, and one machine alone never needs it.
+            # Imported by name: that package is above this one, and a single machine never needs it.
             follow = resolve_name("ragkv.cluster:SharedDeletions")
             self._deletions = follow(self.storage, folder, self.blocks.delete_unused, self.tidy)
         else:

@@ -1,7 +1,7 @@
 """The contract of a storage for the states of sessions.
 
-`folder_storage.py` keeps manifests in a folder of this machine. `cluster/redis_session_storage.py` keeps
-them on a server that replicas share.
+`folder_storage.py` keeps manifests in a folder of this machine. `cluster/redis_session_storage.py`
+keeps them on a server that replicas share.
 """
 
 from abc import ABC, abstractmethod

@@ -143,8 +143,8 @@ class Handover:
         self._hand_over(0.0)
 
     def hand_over_rest(self) -> tuple[str, ...]:
-        """Wait for room for the blocks that are left, at most `SAVE_WAIT_S`; notes say how long, and
-        how many blocks are lost.
+        """Wait for room for the blocks that are left, at most `SAVE_WAIT_S`; notes say how long,
+        and how many blocks are lost.
         """
         if not self._waiting:
             return ()
@@ -280,7 +280,7 @@ class Turn(Closing):
         return conversation_group(self._session.session_id)
 
     def _save(self, blocks: Iterable[NewBlock]) -> None:
-        """Hand blocks to the writer. Before the first block the store's policies learn of the turn."""
+        """Hand blocks to the writer. Before the first one the policies learn of the turn."""
         for new in blocks:
             if not self._handover.keys and self._turn_kv is not None:
                 writer = self._session.sessions.blocks.writer

@@ -1,4 +1,4 @@
-"""Conversations that are found by their text: what is to be deleted stays so until it is confirmed."""
+"""Conversations found by their text: what is to be deleted stays so until it is confirmed."""
 
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
@@ -13,8 +13,8 @@ from ragkv.sessions import Session
 
 
 class Saved:
-    """The saved conversations of a server that may be away. `meanwhile` is called once, in the middle
-    of the next deletion.
+    """The saved conversations of a server that may be away. `meanwhile` is called once, in the
+    middle of the next deletion.
     """
 
     def __init__(self, *names: str) -> None:

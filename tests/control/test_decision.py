@@ -73,7 +73,9 @@ class TestRatio:
     def test_an_asking_selector_recomputes_more_while_the_layers_above_the_asked_ones_load(
         self, asked: int, ratio: float
     ) -> None:
-        """A layer loads in 2.4 s, asking takes 1.1 s, and recompute 1.1 s + r in each of two layers."""
+        """A layer loads in 2.4 s, asking takes 1.1 s, and recompute 1.1 s + r in each of two
+        layers.
+        """
         counts = dataclasses.replace(COUNTS, selection=Selection.ASKING, asked_layers=asked)
         assert choose_ratio(on_disk(2.4), counts, LOADS, 0.15).ratio == ratio
 
@@ -214,8 +216,8 @@ class TestComputedInstead:
     def test_the_chunks_at_the_front_are_computed_while_the_question_waits_to_ask(
         self, token_s: float, computed: tuple[int, ...]
     ) -> None:
-        """A row takes 10 ms, so no chunk computes quicker than it loads. The question's 10 rows take
-        .1 s a layer, in which 100 tokens load at 1 ms each, but not at 4 ms.
+        """A row takes 10 ms, so no chunk computes quicker than it loads. The question's 10 rows
+        take .1 s a layer, in which 100 tokens load at 1 ms each, but not at 4 ms.
         """
         made = profile(tiers={"disk": disk(token_s)}, recompute=RecomputeFit(0.0, 0.0, 0.01, 0.0))
         counts = dataclasses.replace(COUNTS, selection=Selection.ASKING, asked_layers=2)

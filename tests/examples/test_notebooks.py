@@ -19,8 +19,8 @@ NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 # on a machine that four other processes keep busy; alone each takes well under a minute
 LIMIT_S = 560
 
-# The reader of the tests takes the place of the model, and its world that of the articles: quick, with
-# known answers. In a notebook's file, quotes of code stand behind a backslash.
+# The reader of the tests takes the place of the model, and its world that of the articles: quick,
+# with known answers. In a notebook's file, quotes of code stand behind a backslash.
 _WORLD = ROOT / "tests" / "world"
 _MODEL = ((r"smollm2\"", rf"{READER}\""), ("../corpus", f"{_WORLD}/corpus"))
 READER_ON_ITS_WORLD = {

@@ -1,4 +1,4 @@
-"""The path that prompts take on a device, with a fake one: equal numbers, few launches, no waits."""
+"""The path of prompts on a device, with a fake one: equal numbers, few launches, no waits."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

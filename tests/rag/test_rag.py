@@ -214,7 +214,7 @@ def test_a_deleted_conversation_is_refused_before_the_search(
 def test_a_follow_up_is_searched_with_the_question_that_another_replica_added(
     rag: Rag, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other replica is simulated: the session has the question once it is brought up to date."""
+    """The other replica is simulated: once brought up to date, the session has the question."""
     rag.corpus.ingest(DOCUMENTS)
     session = rag.engine.session("s")
     monkeypatch.setattr(

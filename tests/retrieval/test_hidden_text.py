@@ -1,6 +1,6 @@
 # ruff: noqa: E501 - inputs and what is expected of them, a case a line
-"""Text that is hidden is left out and told; text that was taken back or has a reading beside it says
-so.
+"""Text that is hidden is left out and told; text that was taken back or has a reading beside it
+says so.
 """
 
 import io

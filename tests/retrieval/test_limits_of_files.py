@@ -1,4 +1,4 @@
-"""A small file stays small: text is bounded by bytes, time and memory by a process that is ended."""
+"""A small file stays small: bytes bound text, the end of a process bounds time and memory."""
 
 import io
 import re

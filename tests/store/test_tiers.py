@@ -55,8 +55,8 @@ def _file_bytes(entry: Entry) -> float:
     return 1.02 * len(stored_bytes(entry))
 
 
-# By name: opens a tier with room for `capacity` entries like the given one. A tier of shared storage
-# bounds itself; its server is a fixture.
+# By name: opens a tier with room for `capacity` entries like the given one. A tier of shared
+# storage bounds itself; its server is a fixture.
 MAKERS: dict[str, Callable[[pytest.FixtureRequest, Path, Entry, float], Tier]] = {
     "memory": lambda _, __, entry, capacity: MemoryTier(
         int(capacity * stored_form(entry).size_bytes), LRU()

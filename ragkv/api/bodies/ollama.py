@@ -27,7 +27,7 @@ NOT_OFFERED = ("images", "think", "raw", "suffix", "template", "context")
 
 
 def validated(kind: type[Body], fields: dict[str, Any]) -> Body:
-    """A request of another endpoint. Raises `RequestValidationError`, which is answered with 400."""
+    """A request of another endpoint. Raises `RequestValidationError`, answered with 400."""
     try:
         return kind.model_validate(fields)
     except ValidationError as error:

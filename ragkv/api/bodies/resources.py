@@ -174,8 +174,8 @@ class ReuseBody(Reuse):
     - `computed`: question, template, cache misses.
     - `tokens`: tokens of the prompt.
     - `bytes_by_tier`: KV bytes read, by tier.
-    - `missed_chunks`, `missed_tokens`: chunks without a usable entry, which were computed, and their
-      tokens.
+    - `missed_chunks`, `missed_tokens`: chunks without a usable entry, which were computed, and
+      their tokens.
     - `ratio`, `selector`: the recompute ratio and the selector in force.
     - `compute`: computed row-layers divided by those of a full prefill.
     - `notes`: remarks on this report, such as damaged entries and fallbacks.

@@ -146,8 +146,8 @@ class Collections(Closing):
         return True
 
     def tidy(self) -> None:
-        """Finish deletions that failed, and see what other processes changed. A collection that they
-        deleted is closed here: while it is open, its text stays on disk.
+        """Finish deletions that failed, and see what other processes changed. A collection that
+        they deleted is closed here: while it is open, its text stays on disk.
         """
         self._finish()
         self.known_passages.refresh()
@@ -158,8 +158,8 @@ class Collections(Closing):
     def ingest(
         self, rag: Rag, parsed: Parsed, check: Check = no_check, allow: Check = no_check
     ) -> IngestReport:
-        """Store documents in a collection in use, without the KV. If `check` raises, the index stays
-        as it was.
+        """Store documents in a collection in use, without the KV. If `check` raises, the index
+        stays as it was.
 
         `allow` raises if the tenant may not store them. It is called while no other request of the
         tenant stores any: of two requests that fit alone but not together, one is refused.
@@ -236,8 +236,8 @@ class Collections(Closing):
     def delete_kv_of_deleted(
         self, name: str, texts: Iterable[str], since: int | None = None
     ) -> None:
-        """Delete the KV of those `texts` that were deleted from the collection `name` while their KV
-        was computed. `since` is `deletion_count` before they were read; `None`: not known.
+        """Delete the KV of those `texts` that were deleted from the collection `name` while their
+        KV was computed. `since` is `deletion_count` before they were read; `None`: not known.
 
         An answer ends with this, so it waits for no change: a change under way deletes them at its
         end.

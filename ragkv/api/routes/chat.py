@@ -236,7 +236,7 @@ class ChatCompletion:
         return text.or_calls(calls) if may_be_text and text is not None else calls
 
     def _without_documents(self, tenant: Tenant, prompt: ChatPrompt) -> list[str]:
-        """A note if the answer is the model's alone, although there are documents to answer from."""
+        """A note if the answer is the model's alone, although there are documents."""
         if prompt.documents:
             return []
         if self.rag is not None:
@@ -294,7 +294,7 @@ class ChatCompletion:
 
 
 def _check(body: ChatRequest, wanted: int, limits: LimitsConfig) -> None:
-    """Raise `ApiError` for a request that is refused; `wanted`: how many passages are to be found."""
+    """Raise `ApiError` for a request that is refused; `wanted`: the number of passages to find."""
     if not any(message.role == "user" for message in body.messages):
         raise ApiError(
             400, "There is no user message: the prompt needs a question.", param="messages"

@@ -29,7 +29,7 @@ from .chat import ChatCompletion
 from .embeddings import EmbeddingsRequest, embed
 from .models import models_of
 
-# The version of Ollama whose API this is. Clients refuse to connect to one that is too old for them.
+# The version of Ollama whose API this is. Clients refuse to connect to one that is too old.
 API_VERSION = "0.12.0"
 NEVER = datetime(9999, 12, 31, tzinfo=UTC).isoformat()  # The model stays loaded.
 

@@ -232,7 +232,7 @@ def chat_result(
 def chat_chunk(
     step: TokenEvent | ChatAnswer, prompt: ChatPrompt, model: str, tokens: TokenText
 ) -> ChatGenerationChunk | None:
-    """The piece of a streamed message for `step`; `None` for one without text and log probability."""
+    """The piece of a streamed message for `step`; `None` without text and log probability."""
     if isinstance(step, ChatAnswer):
         pieces = [
             tool_call_chunk(name=call.name, args=call.arguments, id=call.id, index=number)

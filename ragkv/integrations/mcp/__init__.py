@@ -2,8 +2,8 @@
 in the REST service.
 
 `ragkv mcp` offers a home over standard streams, by way of the server that has it; `ragkv serve
---mcp` mounts the same tools at `/mcp` (docs/clients.md). This package does not know which of the two
-calls it. Only it imports `mcp` (`pip install "ragkv[mcp]"`).
+--mcp` mounts the same tools at `/mcp` (docs/clients.md). This package does not know which of the
+two calls it. Only it imports `mcp` (`pip install "ragkv[mcp]"`).
 """
 
 from ragkv.errors import MissingExtraError

@@ -13,8 +13,8 @@ from .int4 import Int4Copy
 
 COPY_BYTES = 2  # of a copy, for each weight
 # The most rows of a model in bfloat16 that read copies. For one row oneDNN is slower than copies in
-# float16, and copies in four bits are slower with eight rows. All rows of a decoding step with drafts
-# read copies, so that they have the bits of single ones.
+# float16, and copies in four bits are slower with eight rows. All rows of a decoding step with
+# drafts read copies, so that they have the bits of single ones.
 FEW_ROWS = 4
 # FBGEMM's kernels for AVX2 add the products of one or two rows in another order, so three are
 # multiplied there.

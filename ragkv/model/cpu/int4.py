@@ -66,7 +66,7 @@ class Grid(NamedTuple):
 
     @classmethod
     def through(cls, counts: torch.Tensor, weights: torch.Tensor) -> "Grid":
-        """The grid on which weights (out, in) float32 lie, by their counts (out, in) uint8, 0 to 15.
+        """The grid of weights (out, in) float32, by their counts (out, in) uint8, 0 to 15.
 
         The middle of a block makes up for what rounding its step to bfloat16 moves.
         """

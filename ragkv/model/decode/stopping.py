@@ -7,8 +7,8 @@ from typing import Any
 
 from ragkv.errors import InputError
 
-# After so many tokens those that are certain are decoded no more: to decode all for each token would
-# be quadratic.
+# After so many tokens those that are certain are decoded no more: to decode all for each token
+# would be quadratic.
 WINDOW_TOKENS = 64
 CUT_TRIES = 16  # at so many places
 

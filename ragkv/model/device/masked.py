@@ -44,8 +44,8 @@ class Masks:
         )
 
     def narrowed(self, kept: torch.Tensor) -> "Masks | None":
-        """The masks of the rows of ascending index `kept` (C,), with one launch; `None` if the masks
-        are in several parts.
+        """The masks of the rows of ascending index `kept` (C,), with one launch; `None` if the
+        masks are in several parts.
         """
         if len(self.parts) > 1:
             return None

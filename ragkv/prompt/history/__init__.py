@@ -1,4 +1,4 @@
-"""A conversation's history as values, its truncation, and the writing of its blocks to the store."""
+"""A conversation's history as values, its truncation, and the saving of its blocks."""
 
 from .block_writer import SAVE_WAIT_S, BlockWriter
 from .history import (

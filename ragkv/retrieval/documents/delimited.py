@@ -45,8 +45,8 @@ def load_csv(content: FileContent) -> Loaded:
 
 
 def _counted(rows: Any, lost: list[str], titles: int, is_odd: bool) -> Iterator[Row]:
-    """The rows below `titles` lines. If a quote is never closed, the last "row" has all lines behind it, and this is
-    told.
+    """The rows below `titles` lines. If a quote is never closed, the last "row" has all lines
+    behind it, and this is told.
     """
     before = 0
     for row in rows:

@@ -98,8 +98,8 @@ def _letters(found: re.Match[str]) -> str:
 
 
 def _is_meant(found: re.Match[str], of_program: bool) -> bool:
-    """Whether an escape outside of quotes is one: no name of a folder, as in "D:\\ubeda"; in text for
-    people it belongs to a word.
+    """Whether an escape outside of quotes is one: no name of a folder, as in "D:\\ubeda"; in text
+    for people it belongs to a word.
     """
     if found.group(2)[1:].isalpha():
         return False

@@ -1,9 +1,9 @@
 """Loaders make documents of a file's bytes. They know file formats and nothing about splitting or
 indexing.
 
-A file that cannot be read is a `DocumentError` that says what is wrong, where, and what to do. Parts
-that a loader could not read come as a value among the documents of the file. There is one loader per
-format (`formats.py`), chosen by the file's bytes and its suffix (`signatures.py`).
+A file that cannot be read is a `DocumentError` that says what is wrong, where, and what to do.
+Parts that a loader could not read come as a value among the documents of the file. There is one
+loader per format (`formats.py`), chosen by the file's bytes and its suffix (`signatures.py`).
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Subtitles (.srt, .vtt): what is said, one line for each cue, and who says it. Times are left out."""
+"""Subtitles (.srt, .vtt): what is said, one line for each cue, and who says it; no times."""
 
 import html
 import re

@@ -174,8 +174,8 @@ def _is_table(rows: Sequence[Row]) -> bool:
 
 
 def _begins_table(rows: Sequence[Row], names: Mapping[int, str], numeric: Set[int]) -> bool:
-    """Whether rows behind a blank one are a table with names of its own. Otherwise they are more rows
-    of the table above, which has these `names`, and numbers in the columns `numeric`.
+    """Whether rows behind a blank one are a table with names of its own. Otherwise they are more
+    rows of the table above, which has these `names`, and numbers in the columns `numeric`.
     """
     header = find_header(rows)
     first = rows[header.titles]

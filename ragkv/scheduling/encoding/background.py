@@ -92,8 +92,8 @@ class BackgroundEncoder:
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Return when what was added before is encoded. Later chunks are not waited for, nor the end
-        of requests: while questions keep missing, some chunk may always wait.
+        """Return when what was added before is encoded. Later chunks are not waited for, nor the
+        end of requests: while questions keep missing, some chunk may always wait.
         """
         openmp.release_threads()
         with self._changed:

@@ -33,9 +33,9 @@ class BFloat16Codec(Codec):
     """Every number is kept as the nearest bfloat16. So it is never exact.
 
     This halves the bytes of float32, and saves nothing of float16 and bfloat16. Where "auto"
-    computes a bfloat16 checkpoint in float32, because the processor is slow in bfloat16, raw entries
-    are twice as wide as the checkpoint; these have its width. NaN, infinities and numbers that would
-    become infinite have no code: `encode` returns `None`, and the entry is stored raw.
+    computes a bfloat16 checkpoint in float32, because the processor is slow in bfloat16, raw
+    entries are twice as wide as the checkpoint; these have its width. NaN, infinities and numbers
+    that would become infinite have no code: `encode` returns `None`, and the entry is stored raw.
     """
 
     name = "bfloat16"

@@ -1,8 +1,8 @@
 """Eviction policies of a live store: one contract and its implementations. Each is loaded at the
 first use of its name.
 
-`POLICIES` (`registry.py`) is their one table. Baselines of the papers, and policies that must know the
-future, are in `benchmarks.simulate`.
+`POLICIES` (`registry.py`) is their one table. Baselines of the papers, and policies that must know
+the future, are in `benchmarks.simulate`.
 """
 
 from pkgutil import resolve_name

@@ -3,8 +3,8 @@ its own.
 
 A policy decides by *groups*. A group is a conversation, whose history is stored as numbered blocks,
 or a single chunk (a group of one block). A tier holds a prefix of a group's blocks, and eviction
-takes the tail first. The policy is told what happens (`turn_prefilled`, `held`, `used`) and asked what to
-evict (`victim`). It never evicts by itself: the tier's ledger, or the simulator, removes
+takes the tail first. The policy is told what happens (`turn_prefilled`, `held`, `used`) and asked
+what to evict (`victim`). It never evicts by itself: the tier's ledger, or the simulator, removes
 the blocks and reports what is held afterwards. The live store and the simulator run the same policy
 objects. Not thread-safe: the owner holds its lock.
 
@@ -66,8 +66,8 @@ class Policy(ABC):
 
     @abstractmethod
     def victim(self, leased: Container[str], now: float) -> Eviction | None:
-        """What goes next, of a held group that is not `leased`; `None` if all are leased. Changes no
-        later decision. One that evicts nothing is an error, which ends the put.
+        """What goes next, of a held group that is not `leased`; `None` if all are leased. Changes
+        no later decision. One that evicts nothing is an error, which ends the put.
         """
 
     def turn_prefilled(self, turn: TurnSize) -> None:  # noqa: B027

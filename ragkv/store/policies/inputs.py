@@ -16,8 +16,8 @@ NEVER = NextRequest(1 << 62, 0, 0)  # This stands for a conversation that does n
 
 
 class TurnSize(NamedTuple):
-    """One turn of a conversation, as policies see it: sizes in blocks, and no token. In a live store
-    the answer counts with its most tokens.
+    """One turn of a conversation, as policies see it: sizes in blocks, and no token. In a live
+    store the answer counts with its most tokens.
     """
 
     at: float  # seconds

@@ -87,8 +87,8 @@ class LookAhead(LRU):
     """Sessions that wait in the scheduler's queue are not evicted (CachedAttention section 3.3.2).
 
     The unit is a session: it is evicted whole. The sessions of the queue are exempt; the others are
-    evicted least recently used first. If all are exempt, the one that waits nearest the queue's tail
-    is evicted. With a short queue this is LRU.
+    evicted least recently used first. If all are exempt, the one that waits nearest the queue's
+    tail is evicted. With a short queue this is LRU.
 
     In the paper only as many sessions are exempt as fit into memory and disk. Here all of the queue
     are. The result is the same, because the queue's tail is evicted first.

@@ -29,7 +29,7 @@ class TierRequest(NamedTuple):
 
 
 class Tier(ABC):
-    """A bounded place that holds entries. What is not abstract has a meaning for some tiers alone."""
+    """A bounded place that holds entries. What is not abstract concerns only some tiers."""
 
     kind: str  # its name in settings, reports and profiles: a store has one tier of a kind
     # what it holds, if it evicts by a policy
@@ -81,9 +81,9 @@ class Tier(ABC):
         """Flush and release. Twice is harmless."""
 
     def scratch(self, folder: Path) -> "Tier | None":
-        """An empty tier of this kind without a limit, with its files in `folder`: a profile measures
-        it. `None`: a profile does not need that, because the reads of a remote tier are timed
-        while they are used, and memory is the same everywhere.
+        """An empty tier of this kind without a limit, with its files in `folder`: a profile
+        measures it. `None`: a profile does not need that, because the reads of a remote tier are
+        timed while they are used, and memory is the same everywhere.
         """
         return None
 

@@ -234,7 +234,7 @@ def set_used(path: str | Path, now: float) -> None:
 
 
 def open_disk(asked: TierRequest) -> Tier:
-    """The tier that `store.directory` asks for: to be written, or only read. Raises `StoreError`."""
+    """The tier that `store.directory` asks for, writable or read-only. Raises `StoreError`."""
     config = asked.config
     assert config.directory is not None
     if config.read_only:  # by name, because `read_only.py` imports this file

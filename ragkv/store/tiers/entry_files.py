@@ -1,7 +1,7 @@
 """The files of the disk tier: their names, how they are listed, written, evicted and deleted.
 
     writer.lock, writer.txt             the lock of the one writing process, and who it is
-    tmp/                                files being written; at open, those that a killed writer left
+    tmp/                                files being written; at open, those of a killed writer
     entries/ab/ab12...kv                complete, durable files, named by their key
     entries/ab/ab12....GROUP.INDEX.kv   a conversation's block, named by its place, too
 

@@ -77,7 +77,7 @@ class Lease(Closing):
 
 
 class StoredLease(Lease):
-    """What leases of disk and remote tiers share: layers that `_read` reads are decoded or copied."""
+    """What leases of disk and remote tiers share: what `_read` reads is decoded or copied."""
 
     def __init__(self, head: RecordHead) -> None:
         """`head` is that of the entry's record, verified."""

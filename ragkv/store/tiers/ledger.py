@@ -105,8 +105,8 @@ class Ledger(Generic[P]):
     # Leases
 
     def lease(self, key: EntryKey, open_slot: Callable[[Slot[P]], L | None]) -> L | None:
-        """What `open_slot` makes of the slot of `key`: a lease, which ends with `release`, or `None`
-        if it cannot. Counted as a hit or a miss.
+        """What `open_slot` makes of the slot of `key`: a lease, which ends with `release`, or
+        `None` if it cannot. Counted as a hit or a miss.
         """
         with self.lock:
             slot = self._slots.get(key)

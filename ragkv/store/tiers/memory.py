@@ -1,4 +1,5 @@
-"""The memory tier: entries in host memory in their stored form, bounded by the bytes of their tensors.
+"""The memory tier: entries in host memory in their stored form, bounded by the bytes of their
+tensors.
 
 Raw entries are served as views, without a copy. Other codecs decode into the reader's buffer. If
 CUDA will read the entries, they are page-locked, and copied to the device in their stored form. If

@@ -1,5 +1,5 @@
-"""Policies one block at a time, as docs/research/policies.md defines them: slow, naive, and sharing no code
-with ragkv.
+"""Policies one block at a time, as docs/research/policies.md defines them: slow, naive, and sharing
+no code with ragkv.
 
 `Reference` raises `LookupError` for a policy that it does not define.
 """

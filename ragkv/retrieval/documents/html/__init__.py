@@ -1,5 +1,5 @@
-"""HTML to text. `loading` has files, `page` reads the elements of a page, `looks` what styles say of
-them, `buffers` and `lists` put the text together.
+"""HTML to text. `loading` has files, `page` reads the elements of a page, `looks` what styles say
+of them, `buffers` and `lists` put the text together.
 """
 
 from .lists import WRITTEN

@@ -7,7 +7,8 @@ from enum import Enum, auto
 
 from ..marks import Kind, number_text
 
-# Items of a list of this class have their numbers in their text: `ragkv.retrieval.documents.office.word`.
+# Items of a list of this class have their numbers in their text:
+# `ragkv.retrieval.documents.office.word`.
 WRITTEN = "written"
 # Kinds of numbers, by the attribute `type` and by the style `list-style-type`.
 NUMBERS: dict[str, Kind] = {

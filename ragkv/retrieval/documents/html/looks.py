@@ -35,7 +35,9 @@ class Look:
 
 @dataclass(slots=True)
 class Sheets:
-    """The rules of a page's style sheets: (element or "", class or "#id") -> where its text stands."""
+    """The rules of a page's style sheets: (element or "", class or "#id") -> where its text
+    stands.
+    """
 
     beside: "Sheets | None" = None  # of other files; what is here counts more
     _places: dict[tuple[str, str], Place] = field(default_factory=dict)

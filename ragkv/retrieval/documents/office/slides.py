@@ -1,7 +1,7 @@
 """PowerPoint: the texts, tables and notes of each slide; slides count as pages.
 
-The title comes first, wherever it was drawn; the other shapes follow in the order in which they were
-drawn, which is the one that screen readers use. A hidden slide is left out, and this is told.
+The title comes first, wherever it was drawn; the other shapes follow in the order in which they
+were drawn, which is the one that screen readers use. A hidden slide is left out, and this is told.
 """
 
 import io

@@ -136,8 +136,8 @@ def page_text(pdfium: Any, page: Any) -> str:
 
 
 def unbroken(pages: list[str]) -> list[str]:
-    """The pages with broken words joined. The hyphen stays if the word has one elsewhere, or if what
-    follows is no small letter.
+    """The pages with broken words joined. The hyphen stays if the word has one elsewhere, or if
+    what follows is no small letter.
     """
     hyphenated = {word.lower() for page in pages for word in re.findall(r"\b\w++-\w++", page)}
 
