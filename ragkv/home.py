@@ -129,9 +129,11 @@ class KnownHome:
 
 
 def _is_other_model(given: str, own: str) -> bool:
-    """Whether `given` is surely another model than a home's `own`. A folder may have been moved, and
-    a hub's model downloaded, so of a path only the last part counts. KV of a model that is not
-    known to be another one is safe: entries have the digest of their model's weights.
+    """Whether `given` is surely another model than a home's `own`.
+
+    A folder may have been moved, and a hub's model downloaded, so of a path only the last part
+    counts. KV of a model that is not known to be another one is safe: entries have the digest of
+    their model's weights.
     """
     if given == own or Path(given).name != Path(own).name:
         return given != own
