@@ -30,7 +30,6 @@ from .passage_matcher import MAX_FOUND, PassageMatcher, TextMatch, joined, key_o
 
 log = logging.getLogger(__name__)
 
-FORMS_FILE = "forms.jsonl"
 KEPT_BYTES = 8 * MIB  # of chunks that were found lately, which are not tokenized again
 # When there are forms of more tokens, their KV is deleted with the next one.
 MAX_TOKENS = 1_000_000
@@ -161,7 +160,7 @@ class Forms:
         store = engine.config.store
         directory = None if store.read_only else store.directory
         self._engine = engine
-        self._path = None if directory is None else Path(directory) / FORMS_FILE
+        self._path = None if directory is None else Path(directory) / forms_file(engine)
         self._lock = threading.Lock()  # never held while KV is deleted
         self._uses = 0  # of forms, since the start
         self._forms = dict.fromkeys(self._read(), 0)  # and the number of the last use of each
@@ -244,6 +243,11 @@ class Forms:
             with contextlib.suppress(*DAMAGED):  # a kill may have cut the last line
                 found.append(tuple(int(token) for token in json.loads(line)))
         return [ids for ids in found if ids]
+
+
+def forms_file(engine: Engine) -> str:
+    """The name of an engine's file: ids mean nothing to another model, tokenizer or prefix."""
+    return f"forms-{engine.entries.encoder.identity.key(()).digest[:16]}.jsonl"
 
 
 def _line(token_ids: tuple[int, ...]) -> bytes:

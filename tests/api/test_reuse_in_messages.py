@@ -11,6 +11,7 @@ from fastapi.testclient import TestClient
 
 from ragkv import Engine
 from ragkv.api.settings import LimitsConfig
+from ragkv.chat.catalogue import forms_file
 from ragkv.control import Why
 from ragkv.retrieval import Document
 from tests.chat.prompt_templates import TEMPLATES, passages
@@ -89,7 +90,7 @@ def test_a_deleted_passage_is_not_found_and_the_kv_of_its_forms_is_deleted(
     engine = engine_of(talk.app)
     engine.flush()
     assert chat(talk, messages, max_tokens=1)["ragkv"]["reuse"]["missed_chunks"] == 0
-    forms = Path(str(engine.config.store.directory)) / "forms.jsonl"
+    forms = Path(str(engine.config.store.directory)) / forms_file(engine)
     assert len(forms.read_text().splitlines()) == 2 and forms.stat().st_mode & 0o077 == 0
     stored = engine.stats().store.tiers[-1].entries
     assert talk.delete("/v1/collections/facts/documents/0").status_code == 200

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ragkv.chat import catalogue
-from ragkv.chat.catalogue import FORMS_FILE, Forms
+from ragkv.chat.catalogue import Forms, forms_file
 from ragkv.errors import StoreError
 from tests.scheduling.helpers import until
 
@@ -17,7 +17,9 @@ from tests.scheduling.helpers import until
 class Engine:
     """An engine whose disk fails while `fails`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, model: str = "own") -> None:
+        identity = SimpleNamespace(key=lambda _: SimpleNamespace(digest=model))
+        self.encoder = SimpleNamespace(identity=identity)
         self.config = SimpleNamespace(
             store=SimpleNamespace(directory=str(directory), read_only=False)
         )
@@ -31,6 +33,22 @@ class Engine:
         self.deleted += forms
 
 
+def forms_of(directory: Path) -> Path:
+    """The file of forms there."""
+    return directory / forms_file(Engine(directory))  # type: ignore[arg-type]
+
+
+def test_forms_of_another_model_stay_for_it_and_are_deleted_by_no_other(tmp_path: Path) -> None:
+    other = Engine(tmp_path, "other")
+    Forms(other).add((1_000_000,))  # type: ignore[arg-type]
+    own = Engine(tmp_path)
+    own.fails = other.fails = False
+    Forms(own).add((1,))  # type: ignore[arg-type]
+    Forms(own).delete()  # type: ignore[arg-type]
+    Forms(other).delete()  # type: ignore[arg-type]
+    assert own.deleted == [(1,)] and other.deleted == [(1_000_000,)]
+
+
 def test_forms_whose_kv_could_not_be_deleted_are_deleted_the_next_time(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     forms: Any = Forms(engine)  # type: ignore[arg-type]
@@ -38,7 +56,7 @@ def test_forms_whose_kv_could_not_be_deleted_are_deleted_the_next_time(tmp_path:
     with pytest.raises(StoreError):
         forms.delete()
     forms.add((3,))
-    kept = (tmp_path / FORMS_FILE).read_text().splitlines()
+    kept = forms_of(tmp_path).read_text().splitlines()
     assert [json.loads(line) for line in kept] == [[1, 2], [3]]
     engine.fails = False
     Forms(engine).delete()  # type: ignore[arg-type]
@@ -77,7 +95,7 @@ def test_no_question_waits_until_old_forms_are_deleted(
         forms.add((number,))
     forms.add((2,))  # it is used again
     may_delete.set()
-    until(lambda: (tmp_path / FORMS_FILE).read_text() == "[2]\n[5]\n")
+    until(lambda: forms_of(tmp_path).read_text() == "[2]\n[5]\n")
     assert engine.deleted == [(number,) for number in range(5)]
 
 
@@ -91,11 +109,11 @@ def test_too_many_forms_are_deleted_after_the_next_one_was_noted(
     for number in range(6):
         forms.add((number,))
     until(lambda: engine.deleted == [(number,) for number in range(5)])
-    until(lambda: (tmp_path / FORMS_FILE).read_text() == "[5]\n")
+    until(lambda: forms_of(tmp_path).read_text() == "[5]\n")
 
 
 def test_a_form_after_a_line_that_was_cut_is_known_after_a_restart(tmp_path: Path) -> None:
-    (tmp_path / FORMS_FILE).write_text("[9]\n[1, 2")
+    forms_of(tmp_path).write_text("[9]\n[1, 2")
     engine = Engine(tmp_path)
     engine.fails = False
     Forms(engine).add((3,))  # type: ignore[arg-type]
