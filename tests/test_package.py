@@ -104,13 +104,23 @@ def test_a_room_at_the_root_of_the_checkout_is_a_link_into_the_package(name: str
     assert (ROOT / name).readlink() == Path("ragkv") / name
 
 
-def test_the_readme_has_no_link_that_works_only_in_a_checkout() -> None:
+def test_each_link_of_the_readme_leads_to_a_page_or_a_heading_that_is_there() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     pictures = re.findall(r"!\[([^]]*)\]\(([^)]+)\)", text)
     # an index page shows these words where it has no picture
     assert all(len(words) > 40 for words, _ in pictures)
     links = set(re.findall(r"\]\(([^)]+)\)", text)) - {link for _, link in pictures}
-    assert [link for link in links if not link.startswith("https://")] == []
+    headings = {
+        "#" + re.sub(r"[^a-z0-9 -]", "", line.lstrip("# ").lower()).replace(" ", "-")
+        for line in text.splitlines()
+        if line.startswith("#")
+    }
+    own = {link for link in links if not link.startswith("https://")}
+    assert [
+        link
+        for link in own - headings
+        if not (ROOT / link.partition("#")[0]).exists() or link.startswith("#")
+    ] == []
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ def test_an_unexpected_error_becomes_a_bare_500(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(client)
-    monkeypatch.setattr(engine_of(client.app), "stream", raising(RuntimeError("the secret")))
+    monkeypatch.setattr(engine_of(client.app), "events", raising(RuntimeError("the secret")))
     whole = client.post("/v1/ask", json={"question": "x", "collection": "facts"})
     assert whole.status_code == 500 and "secret" not in whole.text
     told = client.post("/v1/ask", json={"question": "x", "collection": "facts", "stream": True})

@@ -46,7 +46,7 @@ def test_a_run_goes_on_where_the_last_one_ended(
     assert first.keys() == {
         "transformers full",
         "full recompute",
-        "none",
+        "first-k",
         "first-k 0.05",
         "first-k 0.15",
         "attention 0.05",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ragkv import Engine
-from ragkv.types import Answer
+from ragkv.types import Answer, TokenEvent
 
 from .conftest import Run
 from .test_chat import Say, say
@@ -33,17 +33,19 @@ def bracketed(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def answers_hostile_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Engine.stream
+    real = Engine.events
 
-    def stream(self: Engine, *given: Any, **named: Any) -> Any:
+    def events(self: Engine, *given: Any, **named: Any) -> Any:
         for event in real(self, *given, **named):
             if isinstance(event, Answer):
                 reuse = dataclasses.replace(event.reuse, notes=(*event.reuse.notes, HOSTILE))
                 yield dataclasses.replace(event, text=HOSTILE, reuse=reuse)
-            else:
+            elif isinstance(event, TokenEvent):
                 yield dataclasses.replace(event, text=HOSTILE)
+            else:
+                yield event
 
-    monkeypatch.setattr(Engine, "stream", stream)
+    monkeypatch.setattr(Engine, "events", events)
 
 
 @pytest.mark.usefixtures("answers_hostile_text")

@@ -183,7 +183,7 @@ def test_dtype_adapter_tenant_tokenizer_prefix_and_tokens_change_the_key_of_an_e
     assert key() == key(store=StoreConfig(directory=str(tmp_path)), device="elsewhere")
     text_model = transformers.LlamaForCausalLM(tiny_models.config("llama", vocab_size=300)).eval()
     systems = {
-        identity(text_model, byte, prompt=PromptConfig(system=text)).context
+        identity(text_model, byte, prompt=PromptConfig(system=text)).seen_digest
         for text in ("", "a", "ab")
     }
     assert len(systems) == 3
