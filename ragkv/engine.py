@@ -147,8 +147,11 @@ class Engine(Closing):
 
     def answer_to(self, request: Request, session: Session | None = None) -> Answer:
         """What `answer` returns, for a request that was made before."""
-        *_, answer = self.events(request, session)
-        assert isinstance(answer, Answer)
+        answer = None
+        for event in self.events(request, session):  # the report, which has the KV, is not kept
+            if isinstance(event, Answer):
+                answer = event
+        assert answer is not None  # every answer ends with one
         if answer.reuse.missed_chunks:
             self.settle(request.claim)
         return answer

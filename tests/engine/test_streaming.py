@@ -148,7 +148,7 @@ def test_an_answer_cites_the_chunks_that_say_it(
 
 
 def _answered(engine: Engine, **how: Any) -> None:
-    engine.answer("Why?", ["ab"], **how)
+    engine.answer("Why?", ["a passage that is missed"], **how)
 
 
 def _abandoned(engine: Engine, **how: Any) -> None:
@@ -176,9 +176,13 @@ def test_the_kv_of_a_request_is_freed_when_it_ends_without_a_search_for_garbage(
         return prefilled
 
     monkeypatch.setattr(Prefiller, "prefill", prefill)
+    settled: list[bool] = []
+    monkeypatch.setattr(engine, "settle", lambda _: settled.append(found[0]() is None))
     gc.disable()
     try:
         ask(engine, max_new_tokens=24)
+        # an answer waits for encoding without its own prompt's KV
+        assert settled == ([True] if ask is _answered else [])
         until(lambda: found[0]() is None)  # a thread may hold it for a moment
     finally:
         gc.enable()
